@@ -149,6 +149,18 @@ def test_clearing_a_store_asks_first(quire, tmp_path, monkeypatch):
     assert not any(path.exists() for path in files)
 
 
+def test_clearing_several_stores_leaves_those_alone_that_are_only_read(quire, tmp_path):
+    """Another cluster's: nobody would get those pages back."""
+    mine, theirs = stock(tmp_path / "mine", 3), stock(tmp_path / "theirs", 2)
+    urls = f"{(tmp_path / 'mine').as_uri()} {(tmp_path / 'theirs').as_uri()}?write=never"
+    ran = quire("store", "clear", urls, "--yes", "--json")
+    assert not any(path.exists() for path in mine)
+    assert all(path.exists() for path in theirs)
+    assert ran.json["num_removed"] == 3
+    assert ran.json["left_alone"] == [f"{(tmp_path / 'theirs').as_uri()}?write=never"]
+    assert "is only read and was left alone" in ran.sentence
+
+
 # ---- what a person can get wrong ----------------------------------------------------------------
 
 

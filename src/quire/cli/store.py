@@ -14,6 +14,7 @@ from quire.errors import StoreError
 from quire.sizes import format_bytes
 from quire.store import Mismatch, StoredObject, maintenance
 from quire.store.maintenance import VerifyReport
+from quire.store.opening import only_read
 from quire.store.url import redact
 
 app = typer.Typer(
@@ -52,6 +53,9 @@ UNREADABLE = (
     "{pages} could not be read, so that nothing is known about the content: look at the store's "
     "disk or network, then verify again"
 )
+
+
+LEFT_ALONE = "{url} is only read and was left alone: to clear it, give it without write=never"
 
 
 @app.command("ls", epilog="Example: [bold]quire store ls file:///var/cache/quire[/bold]")
@@ -202,13 +206,20 @@ def clear(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove every page of a store, of every model. Asks first."""
-    count = sum(1 for _ in maintenance.list_objects(url))
+    """Remove every page of a store, of every model. Asks first.
+
+    Of several stores, those that are only read (write=never) are left alone.
+    """
+    count = sum(1 for _ in maintenance.list_objects(url, to_clear=True))
     if not yes:
         if as_json:
             raise StoreError("clear asks before it removes anything: give --yes with --json")
         typer.confirm(f"Remove {_pages(count)} from {redact(url)}?", abort=True, err=True)
-    removed = maintenance.clear(url)
+    removed, left_alone = maintenance.clear(url), only_read(url)
+    for each in left_alone:
+        complain(LEFT_ALONE.format(url=each))
     tell(
-        {"url": redact(url), "num_removed": removed}, f"{_pages(removed)} removed.", as_json=as_json
+        {"url": redact(url), "num_removed": removed, "left_alone": left_alone},
+        f"{_pages(removed)} removed.",
+        as_json=as_json,
     )

@@ -443,6 +443,8 @@ class Outline(msgspec.Struct, frozen=True):
 class Flushed(msgspec.Struct, frozen=True):
     pages: dict[str, int]
     """Freed, by tier; for the store None is known, so it is not here."""
+    left_alone: list[str] = []
+    """Stores that were not cleared, since they are only read."""
 
 
 class Warmed(msgspec.Struct, frozen=True):

@@ -46,6 +46,7 @@ from quire.engine.messages import (
 from quire.errors import ConfigError, QuireError
 from quire.keys import Namespace, PrefixKey
 from quire.manager import CacheManager, EventBatch, Lease, StoreChange
+from quire.store.opening import only_read
 from quire.types import DEVICE, HOST, RequestId
 
 _TIERS = {"device": DEVICE, "host": HOST}
@@ -182,7 +183,8 @@ class Questions:
         change = manager.store.clear() if _STORE in tiers else None
         # The host first: a page that leaves the device is then not counted as kept there.
         flushed = Flushed(
-            {name: manager.flush(tier) for name, tier in reversed(_TIERS.items()) if name in tiers}
+            {name: manager.flush(tier) for name, tier in reversed(_TIERS.items()) if name in tiers},
+            only_read(manager.store.url) if change else [],
         )
         if change is None:
             self._reply(number, flushed)

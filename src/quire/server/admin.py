@@ -162,11 +162,12 @@ def _for_admins(service: Service) -> APIRouter:
 
     @router.post("/cache/flush", openapi_extra=describe_body(FlushRequest))
     async def flush(request: Request) -> Response:
-        """Evict all that nobody uses from some tiers."""
+        """Evict all that nobody uses from some tiers. `left_alone`: stores that are only read."""
         body = await read_body(request, FlushRequest)
         tiers = list(dict.fromkeys(body.tiers))
         flushed = await _ask(service, Flush(list(tiers)), Flushed, CHANGE_TIMEOUT_S)
-        return _json({"pages": flushed.pages})
+        left_alone = {"left_alone": flushed.left_alone} if flushed.left_alone else {}
+        return _json({"pages": flushed.pages} | left_alone)
 
     @router.post("/cache/prefetch", openapi_extra=describe_body(PrefetchRequest))
     async def prefetch(request: Request) -> Response:

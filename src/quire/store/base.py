@@ -7,7 +7,8 @@ has to be trusted with rule 1, and so that a `FaultyStore` placed between the tw
 
 Calls are batched and block; they are made from a worker's I/O threads, never from the step, and
 several threads call at once. Faults come back per object, never as an exception of the batch: a
-store that does raise is treated as having failed every object of that call.
+store that does raise is treated as having failed every object of that call, or, if it is a
+TimeoutError, as not having answered.
 """
 
 from __future__ import annotations

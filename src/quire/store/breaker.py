@@ -5,7 +5,10 @@
       └──────────── success ────────────┼──────────────────────────┤
                                         └───────── failure ────────┘
 
-Knows nothing of stores: it is told of successes and failures. Thread-safe.
+A store that says nothing is told from one that was asked too late by how long it was given: times
+in which no answer came add up, and are a failure when there is enough of them.
+
+Knows nothing of stores: it is told of successes, failures and silence. Thread-safe.
 """
 
 from __future__ import annotations
@@ -13,6 +16,9 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable
+
+PATIENCE_S = 0.5
+"""Who is given less, and does not answer, may be quick enough for all we know."""
 
 
 class BreakerState(enum.StrEnum):
@@ -22,7 +28,8 @@ class BreakerState(enum.StrEnum):
 
 
 class Breaker:
-    """Every `enter()` that returned True is followed by exactly one success, failure or leave."""
+    """Every `enter()` that returned True is followed by exactly one success, failure, silence or
+    leave."""
 
     def __init__(
         self, clock: Callable[[], float], *, max_failures: int = 5, cooldown_s: float = 5.0
@@ -33,6 +40,8 @@ class Breaker:
         self._lock = threading.Lock()
         self._state = BreakerState.CLOSED
         self._failures = 0
+        self._silent_s = 0.0
+        """How long it was waited for in vain, since it answered or that was a failure."""
         self._opened_at = 0.0
         self._trial_running = False
         self.times_opened = 0
@@ -57,7 +66,20 @@ class Breaker:
         with self._lock:
             self._state = BreakerState.CLOSED
             self._failures = 0
+            self._silent_s = 0.0
             self._trial_running = False
+
+    def silence(self, waited_s: float) -> None:
+        """No answer came in so long a time."""
+        with self._lock:
+            self._silent_s += waited_s
+            is_failure = self._silent_s >= PATIENCE_S
+            if is_failure:
+                self._silent_s = 0.0
+        if is_failure:
+            self.failure()
+        else:
+            self.leave()
 
     def failure(self) -> None:
         with self._lock:

@@ -23,6 +23,7 @@ from obstore import exceptions, store
 
 from quire.errors import StoreError, StoreURLError
 from quire.store.base import Blob, NewObject, ObjectName, StoredObject, StoreStats
+from quire.store.bucket_errors import as_error, as_status, is_missing, is_no_bucket
 from quire.store.lately import just_made
 from quire.store.paths import Sent, put_paths
 from quire.store.url import Options, StoreURL
@@ -41,9 +42,6 @@ _RANGE_BYTES = 8 << 20
 _LOOK_S = 0.05
 _DELETED = 500
 """Objects deleted at a time."""
-
-_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
-"""As S3 and Google say it, and as Azure does."""
 
 _OK = PageStatus.OK
 Result = TypeVar("Result")
@@ -76,14 +74,14 @@ class BucketStore:
         found = self._all(self._look, names, deadline)
         for answer in found:
             if isinstance(answer, BaseException):
-                raise _as_error(answer)
+                raise as_error(answer)
         return [answer is True for answer in found]
 
     def get(
         self, names: Sequence[ObjectName], into: Sequence[Blob], *, deadline: float
     ) -> list[PageStatus]:
         pairs = list(zip(names, into, strict=True))
-        return [_status(answer) for answer in self._all(self._read, pairs, deadline)]
+        return [as_status(answer) for answer in self._all(self._read, pairs, deadline)]
 
     async def _read(self, item: tuple[ObjectName, Blob]) -> PageStatus:
         """A large one in ranges, side by side: one connection to a bucket is slow, however wide the
@@ -139,7 +137,7 @@ class BucketStore:
             """All of it side by side; put together here, where others do the same meanwhile."""
             wholes = [_Whole(new.name, b"".join(new.blob)) for new in news]
             asked = [name for name in needed if name not in self._made]
-            answers = [_status(answer) for answer in self._all(one, [*asked, *wholes], deadline)]
+            answers = [as_status(answer) for answer in self._all(one, [*asked, *wholes], deadline)]
             known = {_OK: True, PageStatus.MISS: False}
             said = dict(zip(asked, (known.get(s, s) for s in answers), strict=False))
             return Sent(answers[len(asked) :], [said.get(name, True) for name in needed])
@@ -166,9 +164,8 @@ class BucketStore:
         if not isinstance(answer, BaseException):
             return
         # Only the body of an answer tells a bucket that is not there from such an object.
-        is_object = isinstance(answer, FileNotFoundError | exceptions.NotFoundError)
-        if not is_object or any(f"<Code>{code}</Code>" in str(answer) for code in _NO_BUCKET):
-            raise _as_error(answer)
+        if not is_missing(answer) or is_no_bucket(answer):
+            raise as_error(answer)
 
     async def _write(self, new: _Whole) -> PageStatus:
         """One object, published when all of it has come."""
@@ -195,7 +192,11 @@ class BucketStore:
         answer = self._run(
             lambda: obstore.rename_async(self._bucket, path_of(name), aside), deadline
         )
-        return not isinstance(answer, BaseException)
+        if is_missing(answer):
+            return False
+        if isinstance(answer, BaseException):
+            raise as_error(answer)
+        return True
 
     # ---- for people -----------------------------------------------------------------------------
 
@@ -208,7 +209,7 @@ class BucketStore:
                     if name is not None and item["path"] == path_of(name):
                         yield StoredObject(name, item["size"], item["last_modified"].timestamp())
         except (exceptions.BaseError, OSError) as error:
-            raise _as_error(error) from None
+            raise as_error(error) from None
 
     def clear(self, *, wait: bool = False) -> int:
         paths = [path_of(item.name) for item in self.scan()]
@@ -216,7 +217,7 @@ class BucketStore:
             some, deadline = paths[at : at + _DELETED], time.monotonic() + _ADMIN_TIMEOUT_S
             answer = self._run(partial(obstore.delete_async, self._bucket, some), deadline)
             if isinstance(answer, BaseException):
-                raise _as_error(answer)
+                raise as_error(answer)
         self._made.clear()
         return len(paths)
 
@@ -307,35 +308,6 @@ def _spread(chunk: memoryview, at: int, blob: Blob) -> int:
     return at + chunk.nbytes
 
 
-def _status(answer: PageStatus | BaseException) -> PageStatus:
-    if not isinstance(answer, BaseException):
-        return answer
-    if isinstance(answer, FileNotFoundError | exceptions.NotFoundError):
-        return PageStatus.MISS
-    if isinstance(answer, TimeoutError):
-        return PageStatus.TIMEOUT
-    if isinstance(answer, PermissionError | exceptions.PermissionDeniedError):
-        return PageStatus.REJECTED
-    return PageStatus.FAILED
-
-
-def _as_error(answer: BaseException) -> OSError | StoreError:
-    """Not what the server said: there may be keys and signatures in it."""
-    if isinstance(answer, TimeoutError):
-        return answer
-    if isinstance(answer, PermissionError | exceptions.PermissionDeniedError):
-        return StoreError("the bucket turns us away: check the credentials and their rights")
-    if isinstance(answer, exceptions.UnauthenticatedError):
-        return StoreError("the bucket does not know us: check the credentials")
-    if isinstance(answer, FileNotFoundError | exceptions.NotFoundError):
-        return StoreError("there is no such bucket: create it, or check its name and endpoint")
-    kind = type(answer).__name__
-    return StoreError(
-        f"the bucket cannot be used ({kind}): check its name, endpoint and region, and the "
-        "credentials in the environment"
-    )
-
-
 # ---- by URL --------------------------------------------------------------------------------------
 
 
@@ -360,6 +332,10 @@ def bucket_of(url: StoreURL) -> ObjectStore:
         raise StoreURLError(
             f"{url.shown!r} must name a bucket and nothing else before the path: credentials come "
             "from the environment, the server's address from ?endpoint="
+        )
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise StoreURLError(
+            f"option 'endpoint' in {url.shown!r} must begin with http:// or https://"
         )
     settings: dict[str, Any] = {}
     if endpoint:

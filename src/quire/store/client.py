@@ -103,13 +103,13 @@ class PageStore:
         keys = list(dict.fromkeys(key for query in queries for key in query))
         names = [object_name(part, key) for key in keys]
         present: set[PageKey] = set()
-        if keys and self._may_ask():
+        if keys and not self._is_late(deadline) and self._may_ask():
+            contains = partial(self._store.contains, names, deadline=deadline)
+            began_s = self._clock()
             with self._call(deadline):
-                there = self._ask(
-                    partial(self._store.contains, names, deadline=deadline), len(keys)
-                )
-            if there is None:
-                self._breaker.failure()
+                there = self._ask(contains, len(keys))
+            if isinstance(there, PageStatus):
+                self._judge([there], self._clock() - began_s)
             else:
                 self._breaker.success()
                 present.update(compress(keys, there))
@@ -217,7 +217,7 @@ class PageStore:
                 for i, blob in enumerate(blobs, first)
             ]
             put = partial(self._put_new, part, objects, deadline)
-            return self._ask(put, len(objects)) or [PageStatus.FAILED] * len(objects)
+            return _each(self._ask(put, len(objects)), len(objects))
 
         with self._disowned.writing(names):
             statuses = self._run(part, len(keys), write, deadline)
@@ -264,22 +264,33 @@ class PageStore:
             return [PageStatus.REJECTED] * num_pages
         size = pages_per_call(part.page_bytes)
         statuses: list[PageStatus] = []
+        began_s = self._clock()
         with self._call(deadline):
             while len(statuses) < num_pages and self._clock() < deadline:
                 statuses += work(len(statuses), min(len(statuses) + size, num_pages))
-        self._judge(statuses)
+        self._judge(statuses, self._clock() - began_s)
         return statuses + [PageStatus.TIMEOUT] * (num_pages - len(statuses))
 
-    def _judge(self, answered: Sequence[PageStatus]) -> None:
+    def _judge(self, answered: Sequence[PageStatus], waited_s: float) -> None:
         """Tell the breaker. A call failed when most of its pages got no answer: a slow store that
-        still delivers is of use. Pages never asked for say nothing about the store."""
+        still delivers is of use. Pages never asked for say nothing about the store, and those asked
+        for when there was hardly any time left say little."""
         num_faults = sum(status in _FAULTS for status in answered)
         if not answered:
             self._breaker.leave()
         elif 2 * num_faults > len(answered):
-            self._breaker.failure()
+            if PageStatus.FAILED in answered:
+                self._breaker.failure()
+            else:
+                self._breaker.silence(waited_s)
         else:
             self._breaker.success()
+
+    def _is_late(self, deadline: float) -> bool:
+        is_late = self._clock() >= deadline
+        if is_late:
+            self._counters.count("declined:late")
+        return is_late
 
     def _may_ask(self) -> bool:
         """If so, the breaker is told afterwards how it went."""
@@ -322,7 +333,7 @@ class PageStore:
                 right.add(i)
 
         get = partial(self._store.get, names, Landings(blobs, landed), deadline=deadline)
-        statuses = self._ask(get, len(names)) or [PageStatus.FAILED] * len(names)
+        statuses = _each(self._ask(get, len(names)), len(names))
         for i, status in enumerate(statuses):
             if status is PageStatus.CORRUPT or (status is _OK and i not in right):
                 statuses[i] = self._verify(part, keys[i], blobs[i], status)
@@ -407,14 +418,19 @@ class PageStore:
         room[packing.packed_bytes : end] = bytes(end - packing.packed_bytes)
         return Blob(header, room[:end])
 
-    def _ask(self, call: Callable[[], list[Answer]], count: int) -> list[Answer] | None:
-        """An answer per page; None: it failed all of them."""
+    def _ask(self, call: Callable[[], list[Answer]], count: int) -> list[Answer] | PageStatus:
+        """An answer per page, or what has become of all of them."""
         try:
             answers = list(call())
         except Exception as error:  # the boundary to a backend: see base.py
             self._counters.error(error)
-            return None
-        return answers if len(answers) == count else None
+            late = isinstance(error, TimeoutError)
+            return PageStatus.TIMEOUT if late else PageStatus.FAILED
+        return answers if len(answers) == count else PageStatus.FAILED
+
+
+def _each(answers: list[PageStatus] | PageStatus, count: int) -> list[PageStatus]:
+    return [answers] * count if isinstance(answers, PageStatus) else answers
 
 
 def _check_pages(part: Part, keys: Sequence[PageKey], pages: Sequence[memoryview]) -> None:

@@ -10,7 +10,8 @@ Of a PageStore:
     probed_pages probe_hits
     mismatch:REASON              pages that came back but were not what was asked for
     error:TYPE                   calls that the store failed by raising
-    declined:REASON              calls not made at all: breaker_open, stalled, closed
+    declined:REASON              calls not made at all: breaker_open, stalled, closed; late, of a
+                                 probe that had no time left
 """
 
 from __future__ import annotations

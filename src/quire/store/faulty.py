@@ -170,7 +170,7 @@ class FaultyStore:
 def open_url(url: StoreURL) -> FaultyStore:
     if not url.inner:
         raise StoreURLError(
-            f"{url.text!r} names no store to wrap: write faulty+SCHEME://..., "
+            f"{url.shown!r} names no store to wrap: write faulty+SCHEME://..., "
             f"such as faulty+memory://?drop=0.1"
         )
     options = Options(url)

@@ -25,7 +25,7 @@ from quire.store.codec import (
     open_header,
     unpack_in_place,
 )
-from quire.store.opening import without_page_options
+from quire.store.opening import is_only_read, without_page_options
 from quire.store.url import open_store, redact, split_urls
 from quire.types import PageStatus
 
@@ -81,17 +81,17 @@ def opened(url: str, *, must_exist: bool = True) -> Iterator[Store]:
         ) from None
 
 
-def list_objects(url: str) -> Iterator[StoredObject]:
-    """Every object, in no particular order. Raises StoreError."""
-    for each in _stores(url):
+def list_objects(url: str, *, to_clear: bool = False) -> Iterator[StoredObject]:
+    """Every object, in no particular order; or what clear() would remove. Raises StoreError."""
+    for each in _stores(url, to_clear=to_clear):
         with opened(each) as store:
             yield from store.scan()
 
 
 def clear(url: str) -> int:
-    """Remove every object; returns how many. Raises StoreError."""
+    """Remove every object of stores that are not only read; returns how many. Raises StoreError."""
     removed = 0
-    for each in _stores(url):
+    for each in _stores(url, to_clear=True):
         with opened(each) as store:
             removed += store.clear(wait=True)
     return removed
@@ -111,9 +111,10 @@ def verify(
     return reduce(VerifyReport.__add__, reports)
 
 
-def _stores(text: str) -> list[str]:
+def _stores(text: str, *, to_clear: bool = False) -> list[str]:
     """Each by itself, and as the store itself wants its URL."""
-    return [without_page_options(url) for url in split_urls(text)]
+    urls = [url for url in split_urls(text) if not (to_clear and is_only_read(url))]
+    return [without_page_options(url) for url in urls]
 
 
 def _verify(url: str, *, quarantine: bool, progress: Callable[[int, int], None]) -> VerifyReport:

@@ -227,12 +227,12 @@ def _open_named(name: str, max_bytes: int, url: str) -> MemoryStore:
 
 def open_url(url: StoreURL) -> MemoryStore:
     if url.path not in ("", "/"):
-        raise StoreURLError(f"{url.text!r} has a path: write memory:// or memory://name")
+        raise StoreURLError(f"{url.shown!r} has a path: write memory:// or memory://name")
     options = Options(url)
     asked = options.size("max", 0)
     options.finish()
     if "max" in url.options and asked == 0:
-        raise StoreURLError(f"option 'max' in {url.text!r} must be above 0")
+        raise StoreURLError(f"option 'max' in {url.shown!r} must be above 0")
     if url.host:
         return _open_named(url.host, asked, url.text)
     return MemoryStore(asked or DEFAULT_MAX_BYTES, is_private=True)

@@ -54,6 +54,16 @@ def check_pages(text: str) -> None:
             open_store(without_page_options(url)).close()
 
 
+def is_only_read(url: StoreURL) -> bool:
+    """Somebody else's, for us: it is not cleared either. Raises StoreURLError."""
+    return choice_in(url, "write", WriteWhen.THROUGH) is WriteWhen.NEVER
+
+
+def only_read(text: str) -> list[str]:
+    """Those of these stores that are only read, for messages."""
+    return [url.shown for url in split_urls(text) if is_only_read(url)]
+
+
 def without_page_options(url: StoreURL) -> str:
     """As the store itself wants it."""
     if not {"write", "codec"} & url.options.keys():

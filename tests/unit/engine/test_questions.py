@@ -96,6 +96,13 @@ def test_flushing_empties_the_tiers_named(tiny, desk):
     assert tiny.cached(request).total == 0
 
 
+def test_clearing_says_which_stores_are_left_alone(desk):
+    assert desk.ask(Flush(["store"]), Flushed).left_alone == []
+    desk.ask(Attach("memory:// memory://theirs?write=never"), StoreStatus)
+    assert desk.ask(Flush(["host"]), Flushed).left_alone == []
+    assert desk.ask(Flush(["store"]), Flushed).left_alone == ["memory://theirs?write=never"]
+
+
 @pytest.mark.parametrize("tiers", [[], ["disk"], ["device", "x"]])
 def test_unknown_tiers_are_refused(desk, tiers):
     assert "device, host, store" in desk.ask(Flush(tiers))

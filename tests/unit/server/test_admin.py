@@ -142,6 +142,12 @@ def test_a_flush(rig, engine):
     assert engine.questions == [Flush(["device", "host"])]
 
 
+def test_a_flush_says_which_stores_were_left_alone(rig, engine):
+    engine.answers[Flush] = Flushed({}, ["s3://theirs?write=never"])
+    answer = rig.request("POST", "/admin/cache/flush", json={"tiers": ["store"]}).json()
+    assert answer == {"pages": {}, "left_alone": ["s3://theirs?write=never"]}
+
+
 @pytest.mark.parametrize("body", [{}, {"tiers": []}, {"tiers": ["disk"]}, {"tiers": "host"}])
 def test_a_wrong_flush(rig, engine, body):
     response = rig.request("POST", "/admin/cache/flush", json=body)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.store.breaker import Breaker, BreakerState
+from quire.store.breaker import PATIENCE_S, Breaker, BreakerState
 
 
 @pytest.fixture
@@ -71,3 +71,30 @@ def test_late_failure_of_an_old_call_does_not_prolong_the_cooldown(breaker, cloc
     breaker.failure()
     clock.now += 1
     assert breaker.enter()
+
+
+def test_short_silences_add_up_and_are_forgotten_with_an_answer(clock):
+    breaker = Breaker(clock, max_failures=1)
+    for _ in range(2):
+        for _ in range(4):
+            assert breaker.enter()
+            breaker.silence(PATIENCE_S / 5)
+        assert breaker.enter()
+        breaker.success()
+    for _ in range(6):
+        breaker.enter()
+        breaker.silence(PATIENCE_S / 5)
+    assert breaker.state is BreakerState.OPEN
+
+
+def test_a_trial_that_had_no_time_leaves_room_for_the_next(clock):
+    breaker = Breaker(clock, max_failures=1, cooldown_s=5)
+    breaker.enter()
+    breaker.failure()
+    clock.now += 5
+    assert breaker.enter()
+    assert not breaker.enter()
+    breaker.silence(PATIENCE_S / 5)
+    assert breaker.enter()
+    breaker.success()
+    assert breaker.state is BreakerState.CLOSED

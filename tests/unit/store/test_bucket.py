@@ -17,6 +17,8 @@ from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName
 from quire.store.codec import object_name
 from quire.store.url import open_store, parse_url
 from quire.types import PageKey, PageStatus
+from store_servers import Link
+from unit.store.conftest import counted
 
 MIB = 1 << 20
 OK, MISS = PageStatus.OK, PageStatus.MISS
@@ -180,6 +182,11 @@ class Asked(BaseHTTPRequestHandler):
     def do_GET(self):
         self.server.answer(self)
 
+    def do_PUT(self):
+        self.send_response(403)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
     def log_message(self, *_):
         """Quietly."""
 
@@ -277,6 +284,30 @@ class Overloaded(Gathering):
         request.end_headers()
 
 
+class ReadOnly(Overloaded):
+    """It has every object, all of the same bytes, and takes nothing."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self.data = data
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("ETag", '"1"')
+        request.send_header("Last-Modified", "Tue, 17 Nov 2026 10:00:00 GMT")
+        request.send_header("Content-Length", str(len(self.data)))
+        request.end_headers()
+        request.wfile.write(self.data)
+
+
+def test_a_damaged_page_that_we_may_not_set_aside_is_told_as_damaged_c17(client, pages):
+    """It is not called one that was deleted meanwhile."""
+    with served(ReadOnly(b"x" * pages.object_bytes)) as store:
+        cache = client(store)
+        assert pages.get(cache, 1) == [PageStatus.CORRUPT]
+        assert counted(cache, "mismatch") == {"magic": 1}
+
+
 @pytest.mark.parametrize("page_bytes", [MIB, 20 * MIB])
 def test_a_page_whose_server_is_overloaded_is_not_taken_for_a_damaged_one(page_bytes):
     """Whatever digits are in its name: 416 is also what a server says of an empty object."""
@@ -366,8 +397,48 @@ def test_a_listing_that_fails_is_one_sentence_without_what_the_server_said(bucke
         bucket.start()
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "sentence"),
+    [
+        ("403 Forbidden", "InvalidAccessKeyId", "does not take our credentials"),
+        ("403 Forbidden", "SignatureDoesNotMatch", "does not take our credentials"),
+        ("400 Bad Request", "ExpiredToken", "does not take our credentials"),
+        ("403 Forbidden", "AccessDenied", "check the credentials and their rights"),
+        ("403 Forbidden", "RequestTimeTooSkewed", "set this machine's clock"),
+        ("400 Bad Request", "AuthorizationHeaderMalformed", r"in region eu-west-1: .*\?region="),
+        ("301 Moved Permanently", "PermanentRedirect", r"in another region: .*\?region="),
+        ("503 Slow Down", "SlowDown", "busy or in trouble"),
+        ("418 Teapot", "Odd", r"cannot be used \(Odd\)"),
+    ],
+)
+def test_a_bucket_that_does_not_want_us_says_what_to_check(bucket, status, code, sentence):
+    """As S3 says it: the double lets everybody in."""
+    link = Link(bucket.port)
+    said = (
+        f"<Error><Code>{code}</Code><Message>of someone: s3cret</Message>"
+        "<Region>eu-west-1</Region><AWSAccessKeyId>someone</AWSAccessKeyId></Error>"
+    )
+    link.refusal = (
+        f"HTTP/1.1 {status}\r\nContent-Type: application/xml\r\nConnection: close\r\n"
+        f"Content-Length: {len(said)}\r\n\r\n{said}"
+    ).encode()
+    try:
+        with pytest.raises(StoreError, match=sentence) as caught:
+            open_store(bucket.url.replace(str(bucket.port), str(link.port)))
+    finally:
+        link.close()
+    for secret in ("someone", "s3cret", "\n"):
+        assert secret not in str(caught.value)
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:1", "ftp://127.0.0.1"])
+def test_an_endpoint_that_is_no_address_is_refused(endpoint):
+    with pytest.raises(StoreURLError, match="must begin with http:// or https://"):
+        open_store(f"s3://bucket?endpoint={endpoint}&region=us-east-1")
+
+
 def test_nobody_there_is_one_sentence_without_secrets():
-    with pytest.raises(StoreError) as caught:
+    with pytest.raises(StoreError, match="cannot be reached: check its endpoint") as caught:
         open_store("s3://bucket?endpoint=http://127.0.0.1:1&region=us-east-1")
     assert "s3cret" not in str(caught.value)
     assert "\n" not in str(caught.value)

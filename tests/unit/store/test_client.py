@@ -356,6 +356,92 @@ def test_slow_store_trips_the_breaker_c17(client, pages, clock):
     assert pages.get(store, 1, deadline=clock.now + 1) == [REJECTED]
 
 
+class Silent(MemoryStore):
+    """Waits until the deadline, and has not answered then. Remembers how often it was asked."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+        self.num_asked = 0
+        self.is_silent = True
+
+    def contains(self, names, *, deadline):
+        self.num_asked += 1
+        if self.is_silent:
+            self.clock.now = max(self.clock.now, deadline)
+            raise TimeoutError
+        return super().contains(names, deadline=deadline)
+
+    def get(self, names, into, *, deadline):
+        self.contains(names, deadline=deadline)
+        return super().get(names, into, deadline=deadline)
+
+
+@pytest.fixture
+def silent(clock):
+    return Silent(clock)
+
+
+def test_a_question_that_comes_too_late_says_nothing_about_the_store(client, pages, clock, silent):
+    """It has waited its turn behind others, here: the store was not asked."""
+    store = client(silent, clock=clock, breaker=Breaker(clock, max_failures=1))
+    for late_s in (0.0, 3.0):
+        found = store.find(pages.part, [pages.keys(1)], deadline=clock.now - late_s)
+        assert found == [b"\0"]
+    assert silent.num_asked == 0
+    assert store.health()[0].answers
+    assert counted(store, "declined") == {"late": 2}
+
+
+def ask(store, pages, deadline, *, what):
+    if what == "find":
+        assert store.find(pages.part, [pages.keys(1)], deadline=deadline) == [b"\0"]
+    else:
+        assert pages.get(store, 1, deadline=deadline) == [TIMEOUT]
+
+
+@pytest.mark.parametrize("what", ["find", "get"])
+def test_who_is_given_hardly_any_time_is_not_called_silent(client, pages, clock, silent, what):
+    store = client(silent, clock=clock, breaker=Breaker(clock, max_failures=1))
+    for _ in range(20):
+        ask(store, pages, clock.now + 0.01, what=what)
+    assert store.health()[0].answers
+    silent.is_silent = False
+    pages.put(store, 1, deadline=clock.now + 1)
+    silent.is_silent = True
+    for _ in range(40):  # an answer in between: it begins anew
+        ask(store, pages, clock.now + 0.01, what=what)
+    assert store.health()[0].answers
+
+
+@pytest.mark.parametrize("what", ["find", "get"])
+@pytest.mark.parametrize("given_s", [0.01, 1.0])
+def test_a_store_that_is_silent_is_found_out_however_little_time_is_left_c17(
+    client, pages, silent, what, given_s
+):
+    clock = silent.clock
+    store = client(silent, clock=clock, breaker=Breaker(clock, max_failures=2))
+    began_s = clock.now
+    while store.health()[0].answers:
+        ask(store, pages, clock.now + given_s, what=what)
+        assert clock.now < began_s + 5
+    assert counted(store, "error") == {"TimeoutError": silent.num_asked}
+
+
+def test_a_store_that_refuses_at_once_is_found_out_however_little_time_is_left_c17(
+    client, pages, clock
+):
+    class Refusing(MemoryStore):
+        def contains(self, names, *, deadline):
+            raise ConnectionRefusedError
+
+    store = client(Refusing(), clock=clock, breaker=Breaker(clock, max_failures=2))
+    for _ in range(2):
+        assert store.health()[0].answers
+        ask(store, pages, clock.now + 0.01, what="find")
+    assert not store.health()[0].answers
+
+
 class StuckStore(MemoryStore):
     """Hangs in get and contains until released."""
 

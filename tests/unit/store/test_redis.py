@@ -14,8 +14,8 @@ import pytest
 from quire.errors import StoreError, StoreURLError
 from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName
 from quire.store.client import PageStore
-from quire.store.codec import object_name
-from quire.store.maintenance import list_objects
+from quire.store.codec import Mismatch, object_name
+from quire.store.maintenance import list_objects, verify
 from quire.store.redis import RedisStore
 from quire.store.redis.nodes import Nodes
 from quire.store.url import open_store, redact
@@ -69,6 +69,8 @@ def answers_when_all_have_come(number: int) -> tuple[threading.Thread, int]:
         with line:
             assert b"CLUSTER" in line.recv(1 << 16)
             line.sendall(b"-ERR This instance has cluster support disabled\r\n")
+            assert b"GET" in line.recv(1 << 16)  # may we read?
+            line.sendall(b":0\r\n$-1\r\n")
             heard = b""
             while heard.count(b"EXISTS") < number or not heard.endswith(b"\r\n"):
                 heard += line.recv(1 << 16)
@@ -135,12 +137,52 @@ def test_a_value_of_another_size_is_no_page_and_the_next_is_read_right_c17(
     assert pages.get(cache, 2) == [OK]
 
 
-def test_a_key_that_holds_something_else_fails_alone(cache, pages, valkey):
-    pages.put_path(cache, 1, 2)
-    key = f"quire:{{{object_name(pages.part, pages.key(1)).text}}}".encode()
-    valkey.say(b"DEL", key)
-    valkey.say(b"LPUSH", key, b"a")
-    assert pages.get(cache, 1, 2) == [PageStatus.FAILED, OK]
+@pytest.mark.parametrize("kind", [b"LPUSH", b"SADD", b"XADD"])
+def test_a_key_that_holds_no_value_is_a_damaged_page_and_is_written_again_c17(
+    cache, pages, valkey, kind
+):
+    """Somebody's slip: a list where a page should be."""
+    key = key_of(pages, 1)
+    valkey.say(*{b"XADD": (kind, key, b"*", b"a", b"b")}.get(kind, (kind, key, b"a")))
+    assert pages.put_path(cache, 1, 2) == [OK, OK]  # it seems to be there
+    (odd,) = [item for item in list_objects(valkey.url) if item.name.key == pages.key(1)]
+    assert odd.size_bytes == 0
+    assert verify(valkey.url).mismatches == {Mismatch.LENGTH: 1}
+    assert pages.get(cache, 1, 2) == [PageStatus.CORRUPT, OK]
+    assert pages.get(cache, 1, 2) == [MISS, OK]
+    assert cache.health()[0].answers
+    aside = key.replace(b"quire:", b"quire:quarantine")
+    assert valkey.say(b"EXISTS", aside) == 1
+    assert pages.put_path(cache, 1) == [OK]
+    assert pages.get(cache, 1, 2) == [OK, OK]
+
+
+def test_where_a_damaged_page_cannot_be_set_aside_it_is_dropped_c17(servers, client, pages):
+    """By a user who may not rename."""
+    server = servers()
+    server.say(b"ACL", b"SETUSER", b"us", b"on", b">pw", b"~*", b"+@all", b"-rename")
+    cache = client(open_store(f"redis://us:pw@{server.address}"))
+    pages.put_path(cache, 1)
+    server.say(b"SETRANGE", key_of(pages, 1), b"5000", b"damage")
+    assert pages.get(cache, 1) == [PageStatus.CORRUPT]
+    assert pages.put_path(cache, 1) == [OK]
+    assert pages.get(cache, 1) == [OK]
+
+
+def test_a_damaged_page_that_stays_is_told_as_damaged_c17(servers, client, pages):
+    """By a user who may only read: it is not called one that was evicted meanwhile."""
+    server = servers()
+    owner = client(open_store(server.url))
+    server.say(b"ACL", b"SETUSER", b"us", b"on", b">pw", b"~*", b"+@read", b"+cluster")
+    cache = client(open_store(f"redis://us:pw@{server.address}"))
+    pages.put_path(owner, 1)
+    server.say(b"SETRANGE", key_of(pages, 1), b"5000", b"damage")
+    assert pages.get(cache, 1) == [PageStatus.CORRUPT]
+    assert counted(cache, "mismatch") == {Mismatch.CHECKSUM: 1}
+
+
+def key_of(pages: Any, n: int) -> bytes:
+    return f"quire:{{{object_name(pages.part, pages.key(n)).text}}}".encode()
 
 
 def test_what_others_keep_there_is_left_alone(cache, store, pages, valkey):
@@ -323,11 +365,54 @@ def test_a_password_is_needed_where_one_is_set_and_never_shown(servers, client, 
     server = servers(requirepass="s3cret")
     url = f"redis://default:s3cret@{server.address}"
     assert pages.put(client(open_store(url)), 1) == [OK]
-    for wrong in (f"redis://default:guessed@{server.address}", f"redis://{server.address}"):
-        with pytest.raises(StoreError) as caught:
-            open_store(wrong)
+    refused = "refuses our user and password"
+    for wrong, sentence in (
+        ("default:guessed@", refused),
+        ("guessed:s3cret@", refused),
+        ("guessed@", refused),  # also without a password: it is not another user's
+        (":guessed/7@", "names no server.* a slash in a password as %2F"),
+        ("", "asks for a password .*write redis://user:password@host"),
+    ):
+        with pytest.raises(StoreError, match=sentence) as caught:
+            open_store(f"redis://{wrong}{server.address}")
         assert "guessed" not in str(caught.value)
+        assert "s3cret" not in str(caught.value)
     assert redact(url) == f"redis://***@{server.address}"
+
+
+def test_a_database_that_is_not_there_is_told_from_a_wrong_password(valkey):
+    with pytest.raises(StoreError, match=r"does not give us our database .*another number"):
+        open_store(f"{valkey.url}/99")
+
+
+@pytest.mark.parametrize("rights", [(), (b"~other:*", b"+@all")])
+def test_a_user_who_may_not_read_here_is_told_at_once(servers, rights):
+    """An engine that starts with it would find nothing, and nobody would know."""
+    server = servers()
+    server.say(b"ACL", b"SETUSER", b"us", b"on", b">pw", *rights)
+    with pytest.raises(StoreError, match="does not let this user read our keys") as caught:
+        open_store(f"redis://us:pw@{server.address}")
+    assert "pw" not in str(caught.value)
+
+
+def test_a_user_who_may_only_read_reads(servers, client, pages):
+    """However often it is refused when it writes."""
+    server = servers()
+    server.say(b"ACL", b"SETUSER", b"us", b"on", b">pw", b"~*", b"+@read", b"+cluster")
+    pages.put_path(client(open_store(server.url)), 1, 2)
+    cache = client(open_store(f"redis://us:pw@{server.address}"))
+    for n in range(10, 30):
+        assert pages.put(cache, n) == [PageStatus.REJECTED]
+    assert pages.usable(cache, 1, 2) == 2
+    assert pages.get(cache, 1, 2) == [OK, OK]
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss"])
+def test_what_is_no_redis_is_told_with_what_to_check(moto, scheme):
+    other = {"redis": "rediss", "rediss": "redis"}[scheme]
+    with pytest.raises(StoreError, match=rf"cannot be reached .*TLS, write {other}://") as caught:
+        open_store(f"{scheme}://:s3cret@127.0.0.1:{moto.port}")
+    assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

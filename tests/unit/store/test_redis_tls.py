@@ -76,3 +76,12 @@ def test_a_server_whose_certificate_is_nobodys_or_anothers_is_refused(tls):
         with pytest.raises(StoreError, match="certificate verify failed") as caught:
             open_store(wrong)
         assert "\n" not in str(caught.value)
+
+
+def test_who_has_tls_for_a_server_without_or_none_for_one_with_is_told(tls, valkey, monkeypatch):
+    monkeypatch.setattr("quire.store.redis.store.OPEN_TIMEOUT_S", 0.5)  # it waits for the rest
+    with pytest.raises(StoreError, match="without TLS, write redis://"):
+        open_store(f"rediss://{valkey.address}")
+    plain = tls("localhost").replace("rediss://", "redis://").partition("?")[0]
+    with pytest.raises(StoreError, match="speaks TLS, write rediss://"):
+        open_store(plain)

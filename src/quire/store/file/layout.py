@@ -15,6 +15,9 @@
 Whatever is not named like this is foreign and never touched. A writer that died has lost its
 lock with its process, on any host, so its temporary files can be told from a live writer's
 without trusting process ids or clocks. An opened store is not to be used across fork().
+
+Somebody may remove all of it while it is open (`rm -rf root/*`). Objects are then misses; whoever
+writes next makes the rest anew (`restore`), and takes a writer number there.
 """
 
 from __future__ import annotations
@@ -27,8 +30,10 @@ import os
 import re
 import secrets
 import struct
-from collections.abc import Iterator
+import threading
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from quire.errors import StoreError
 from quire.store.base import OBJECT_TEXT
@@ -37,6 +42,7 @@ LAYOUT_VERSION = 1
 MARKER = "quire-store.json"
 MAX_WRITERS = 4096
 NUM_SHARDS = 256
+FOLDERS = ("objects", "quarantine", "trash", "state")
 
 _TEMPORARY = re.compile(r"\.(\d{1,4})\.(\d+)\.\d+\.tmp")
 
@@ -48,12 +54,20 @@ def unusable(root: Path, error: OSError) -> StoreError:
     )
 
 
+class _Writer(NamedTuple):
+    number: int
+    generation: int
+    lock_fd: int
+    lock: os.stat_result
+
+
 class Layout:
     """An opened store directory, with a writer number of its own until `close()`."""
 
     def __init__(self, root: Path, *, must_exist: bool) -> None:
         """Raises StoreError: one sentence with the fix."""
         self.root = root
+        self._marker = f"{root}/{MARKER}"
         self._objects = f"{root}/objects"
         self._quarantine = f"{root}/quarantine"
         self._trash = f"{root}/trash"
@@ -62,14 +76,40 @@ class Layout:
         self.cold_path = f"{self._state}/coldest"
         self.scan_path = f"{self._state}/scan"
         self.owners_path = f"{self._state}/owners"
+        self._restoring = threading.Lock()
+        self._is_closed = False
         try:
             _claim(root, must_exist=must_exist)
             self.make_folders()
-            self._writer, self._lock_fd = self._take_number()
-            self._generation = _count_up(self._lock_fd)
+            self._writer = self._take_number()
         except OSError as error:
             raise unusable(root, error) from error
-        self.scratch_path = f"{self._state}/{self._writer}.scratch"
+        self.scratch_path = f"{self._state}/{self._writer.number}.scratch"
+
+    def restore(self) -> bool:
+        """Make anew what somebody has removed behind our back. False: nothing was. Raises OSError,
+        StoreError."""
+        if self._is_whole():
+            return False
+        with self._restoring:
+            if self._is_closed:
+                raise OSError(errno.EBADF, "the store is closed")
+            _claim(self.root, must_exist=False, ours=FOLDERS)
+            self.make_folders()
+            if not self._is_whole():
+                gone, self._writer = self._writer, self._take_number()
+                os.close(gone.lock_fd)
+        return True
+
+    def _is_whole(self) -> bool:
+        """Marker and lock: of all that is here for as long as the store is, the first and the last
+        that whoever empties a directory by name comes to."""
+        writer = self._writer
+        try:
+            os.stat(self._marker)
+            return os.path.samestat(os.stat(self._lock_path(writer.number)), writer.lock)
+        except FileNotFoundError:
+            return False
 
     @property
     def objects_inode(self) -> int:
@@ -85,12 +125,17 @@ class Layout:
     def temporary_path(self, text: str, number: int) -> str:
         """In the directory of the object itself: the file system allocates a file's inode and
         blocks near its directory, so writers of different shards stay out of each other's way."""
-        return f"{self._objects}/{text[:2]}/.{self._writer}.{self._generation}.{number}.tmp"
+        writer = self._writer
+        folder = f"{self._objects}/{text[:2]}"
+        return f"{folder}/.{writer.number}.{writer.generation}.{number}.tmp"
 
     def make_folders(self) -> None:
-        """Those that are missing: at the first opening, and after a clearing. Raises OSError."""
-        for folder in (self._objects, self._quarantine, self._trash, self._state):
-            os.makedirs(folder, exist_ok=True)
+        """Those that are missing: at the first opening, and after a clearing. Not in a directory
+        that was emptied, where the marker comes first: restore(). Raises OSError."""
+        os.stat(self._marker)
+        for name in FOLDERS:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(f"{self.root}/{name}")
         _spread_subdirectories(self._objects)
         for shard in range(NUM_SHARDS):
             with contextlib.suppress(FileExistsError):
@@ -99,20 +144,33 @@ class Layout:
     def discard(self) -> None:
         """Everything is gone at once, for all processes; its files wait in the trash. Whoever
         comes before the new folders are made finds nothing, or makes them. Raises OSError."""
+        self.make_folders()
         token = secrets.token_hex(8)
         for folder in (self._objects, self._quarantine):
             with contextlib.suppress(FileNotFoundError):  # somebody else is clearing
                 os.rename(folder, f"{self._trash}/{token}.{os.path.basename(folder)}")
         self.make_folders()
 
+    def set_aside(self, text: str) -> None:
+        """An object, into quarantine. Raises FileNotFoundError if it is not there, OSError."""
+        with contextlib.suppress(FileExistsError):  # somebody may have removed it
+            os.mkdir(self._quarantine)
+        os.rename(self.object_path(text), self.quarantine_path(text))
+
     @property
     def has_trash(self) -> bool:
-        return bool(os.listdir(self._trash))
+        return bool(self._discarded())
+
+    def _discarded(self) -> list[str]:
+        try:
+            return os.listdir(self._trash)
+        except FileNotFoundError:  # it was removed, and nothing was cleared since
+            return []
 
     def empty_trash(self) -> Iterator[int]:
         """Delete what was discarded, by whomever; gives the size of each object as it goes.
         Several may be at it. Foreign files go back to where they were."""
-        for top in os.listdir(self._trash):
+        for top in self._discarded():
             counts = top.endswith(".objects")
             home = self._objects if counts else self._quarantine
             for folder, _, names in os.walk(f"{self._trash}/{top}", topdown=False):
@@ -140,7 +198,9 @@ class Layout:
 
     def close(self) -> None:
         """Give the writer number back. Once."""
-        os.close(self._lock_fd)
+        with self._restoring:
+            self._is_closed = True
+            os.close(self._writer.lock_fd)
 
     def _scan(self, folder: str, *, clean: bool) -> Iterator[tuple[str, os.stat_result]]:
         try:
@@ -165,10 +225,11 @@ class Layout:
         if match is None:
             return False
         writer, generation = int(match[1]), int(match[2])
-        if writer == self._writer:  # of an earlier holder, dead since we hold it; or ours
-            if generation != self._generation:
+        own = self._writer
+        if writer == own.number:  # of an earlier holder, dead since we hold it; or ours
+            if generation != own.generation:
                 os.unlink(entry.path)
-            return generation == self._generation
+            return generation == own.generation
         fd = self._try_lock(writer)
         if fd is not None:
             try:
@@ -177,15 +238,18 @@ class Layout:
                 os.close(fd)
         return fd is None
 
-    def _take_number(self) -> tuple[int, int]:
-        for writer in range(MAX_WRITERS):
-            fd = self._try_lock(writer)
+    def _take_number(self) -> _Writer:
+        for number in range(MAX_WRITERS):
+            fd = self._try_lock(number)
             if fd is not None:
-                return writer, fd
+                return _Writer(number, _count_up(fd), fd, os.fstat(fd))
         raise OSError(errno.EMFILE, f"{MAX_WRITERS} stores are open on it already")
 
+    def _lock_path(self, writer: int) -> str:
+        return f"{self._state}/{writer}.lock"
+
     def _try_lock(self, writer: int) -> int | None:
-        fd = os.open(f"{self._state}/{writer}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(self._lock_path(writer), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -197,8 +261,9 @@ class Layout:
         return fd
 
 
-def _claim(root: Path, *, must_exist: bool) -> None:
-    """Make sure that `root` is a store of our format; turn a new or empty directory into one."""
+def _claim(root: Path, *, must_exist: bool, ours: Collection[str] = ()) -> None:
+    """Make sure that `root` is a store of our format; turn a new or empty directory into one, or
+    one in which nothing is but what is `ours`."""
     marker = root / MARKER
     for place in (root, root.parent):
         if place.exists() and not place.is_dir():
@@ -215,7 +280,8 @@ def _claim(root: Path, *, must_exist: bool) -> None:
             )
         root.mkdir(exist_ok=True)
         # A second opener may be at this very point: its unfinished marker is not foreign.
-        foreign = [n for n in os.listdir(root) if not n.startswith((MARKER, "lost+found"))]
+        known = {"lost+found", *ours}
+        foreign = [n for n in os.listdir(root) if n not in known and not n.startswith(MARKER)]
         if foreign and not marker.exists():
             raise StoreError(
                 f"{str(root)!r} is not empty and not a Quire store: give an empty or new "

@@ -85,16 +85,18 @@ class Owners:
 
     @contextmanager
     def _list_of(self, owner: Owner) -> Iterator[SharedFile]:
-        """Nobody else has it meanwhile."""
-        while True:
-            file = SharedFile(f"{self._folder}/{owner.name}")
-            try:
-                with file.locked():
-                    if os.fstat(file.fd).st_nlink:  # else it was swept away, and is another now
-                        yield file
-                        return
-            finally:
-                file.close()
+        """Nobody else has it meanwhile. Raises OSError."""
+        path = f"{self._folder}/{owner.name}"
+        try:
+            file = SharedFile(path)
+        except FileNotFoundError:  # somebody has emptied the directory
+            os.makedirs(self._folder, exist_ok=True)
+            file = SharedFile(path)
+        try:
+            with file.locked():
+                yield file
+        finally:
+            file.close()
 
     def _make_room(self, fd: int, most: int, size_bytes: int, bound_ns: int) -> list[_Owned]:
         """Returns what is left."""

@@ -1,7 +1,8 @@
 """A small file that all processes on a store read and change, one at a time. Knows no content.
 
 flock keeps processes apart, on any host, and is given back by the kernel when one dies; a lock of
-this process keeps its threads apart, since they share the descriptor.
+this process keeps its threads apart, since they share the descriptor. If somebody has removed the
+file, whoever locks it next goes on with the one that is there by then, or makes it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from contextlib import contextmanager
 class SharedFile:
     def __init__(self, path: str) -> None:
         """Raises OSError."""
-        self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._path = path
+        self._fd: int | None = self._open()
         self._mutex = threading.Lock()
 
     @property
@@ -36,7 +38,7 @@ class SharedFile:
             return
         try:
             try:
-                fcntl.flock(self.fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._lock(fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 yield False
                 return
@@ -52,3 +54,21 @@ class SharedFile:
             if self._fd is not None:
                 os.close(self._fd)
                 self._fd = None
+
+    def _lock(self, how: int) -> None:
+        fcntl.flock(self.fd, how)
+        while not self._is_there():
+            # In place, since others may be reading; the lock of the one that is gone goes with it.
+            fresh = self._open()
+            os.dup2(fresh, self.fd, inheritable=False)
+            os.close(fresh)
+            fcntl.flock(self.fd, how)
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self.fd))
+        except FileNotFoundError:
+            return False
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

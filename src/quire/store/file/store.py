@@ -140,6 +140,7 @@ class FileStore:
         return statuses
 
     def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
+        self._restore()
         return self._writer.put(objects, deadline)
 
     def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
@@ -150,7 +151,7 @@ class FileStore:
         path = self._layout.object_path(name.text)
         try:
             size_bytes = os.stat(path).st_size
-            os.rename(path, self._layout.quarantine_path(name.text))
+            self._layout.set_aside(name.text)
         except FileNotFoundError:  # evicted, or quarantined by another reader
             return False
         self._budget.release(size_bytes)
@@ -165,6 +166,7 @@ class FileStore:
 
     def clear(self, *, wait: bool = False) -> int:
         """Quarantined objects go too; they are not counted."""
+        self._restore()
         if wait:
             return self._scanner.clear()
         self._layout.discard()
@@ -196,6 +198,11 @@ class FileStore:
         self._cold.close()
         self._io.close()
         self._layout.close()
+
+    def _restore(self) -> None:
+        """Somebody may have emptied the directory: it goes on as an empty store."""
+        if self._layout.restore():
+            self._scanner.ask(at_once=True)
 
     def _remove(self, text: str, bound_ns: int, place: FilePlace | None) -> int:
         path = self._layout.object_path(text)
@@ -233,14 +240,14 @@ class FileStore:
 def open_url(url: StoreURL) -> FileStore:
     if url.host not in ("", "localhost") or not url.path.startswith("/"):
         raise StoreURLError(
-            f"{url.text!r} has no absolute path: write three slashes, as in file:///var/cache/quire"
+            f"{url.shown!r} has no absolute path: write three slashes, as in file:///var/cache/quire"
         )
     options = Options(url)
     max_bytes = options.size("max", DEFAULT_MAX_BYTES)
     reserve_bytes = options.size("reserve", -1)
     options.finish()
     if max_bytes == 0:
-        raise StoreURLError(f"option 'max' in {url.text!r} must be above 0")
+        raise StoreURLError(f"option 'max' in {url.shown!r} must be above 0")
     return FileStore(
         Path(url.path),
         max_bytes=max_bytes,

@@ -147,7 +147,10 @@ class MooncakeStore:
     def quarantine(self, name: ObjectName) -> bool:
         """Memory keeps nothing for a person to look at: the object is dropped."""
         self._made.discard([name])
-        return self._pool.remove([self._key(name)]) == [0]
+        (code,) = self._pool.remove([self._key(name)])
+        if code and code not in GONE:
+            raise StoreError(f"the pool did not drop an object (code {code}): look at its master")
+        return code == 0
 
     # ---- for people -----------------------------------------------------------------------------
 

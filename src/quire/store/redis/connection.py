@@ -48,13 +48,14 @@ class Login:
     database: int = 0
     tls: ssl.SSLContext | None = None
 
-    def commands(self) -> list[list[Buffer]]:
-        said = []
-        if self.password:
+    def commands(self) -> dict[str, list[Buffer]]:
+        """By what each is for, see turned_away()."""
+        said = {}
+        if self.user or self.password:
             words = [self.user] if self.user else []
-            said.append(command(b"AUTH", *(word.encode() for word in (*words, self.password))))
+            said["user"] = command(b"AUTH", *(w.encode() for w in (*words, self.password)))
         if self.database:
-            said.append(command(b"SELECT", b"%d" % self.database))
+            said["database"] = command(b"SELECT", b"%d" % self.database)
         return said
 
 
@@ -79,11 +80,11 @@ class RedisConnection:
         """Something was answered on it before: it may have died since."""
         try:
             opening = login.commands()
-            self.send(chain.from_iterable(opening), deadline)
-            for _ in opening:
+            self.send(chain.from_iterable(opening.values()), deadline)
+            for what in opening:
                 answer = self.answer()
                 if isinstance(answer, ServerError):
-                    raise turned_away(address, answer)
+                    raise turned_away(address, answer, what)
         except BaseException:
             self.close()
             raise
@@ -188,11 +189,26 @@ def _behind(buffers: Sequence[Buffer], sent: int) -> list[Buffer]:
     return []
 
 
-def turned_away(address: Address, answer: ServerError) -> StoreError:
-    return StoreError(
-        f"{address.text} turns us away ({answer.code}): check user, password and database of the "
-        "store's URL"
-    )
+_WRONG = {
+    "user": "refuses our user and password ({code}): check both in the store's URL, or leave out "
+    "what the server does not ask for",
+    "database": "does not give us our database ({code}): give another number behind the host in "
+    "the store's URL, or none",
+}
+
+
+def turned_away(address: Address, answer: ServerError, what: str = "") -> StoreError:
+    """`what` it refused, of what a connection begins with; empty: anything else."""
+    if answer.code == "NOAUTH":
+        why = "asks for a password ({code}): write redis://user:password@host as the store's URL"
+    elif answer.code == "NOPERM" and not what:
+        why = (
+            "does not let this user read our keys ({code}): give it the right to, or check user "
+            "and prefix in the store's URL"
+        )
+    else:
+        why = _WRONG.get(what, "turns us away ({code}): check the store's URL")
+    return StoreError(f"{address.text} {why.format(code=answer.code)}")
 
 
 def _connect(address: Address, login: Login, deadline: float) -> socket.socket:

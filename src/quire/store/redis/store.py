@@ -2,7 +2,8 @@
 
     page             PREFIX{NAME}              SET if new, GET, EXISTS; a value is published as a
                                                whole
-    quarantined      PREFIXquarantine{NAME}    RENAME, for a week
+    quarantined      PREFIXquarantine{NAME}    RENAME, for a week; also of what is no value at all
+                                               but a list or the like
 
 The server decides what goes when memory is short. With a policy by use (`allkeys-lru`, `-lfu`) a
 path keeps its beginning longest: of a path that is used the end is touched first, and what lies
@@ -24,17 +25,19 @@ from quire.errors import StoreError, StoreURLError
 from quire.store.base import Blob, Landings, NewObject, ObjectName, StoredObject, StoreStats
 from quire.store.lately import just_made
 from quire.store.paths import Sent, put_paths
-from quire.store.redis.connection import Address, Login, RedisConnection
+from quire.store.redis.connection import Address, Login, RedisConnection, turned_away
 from quire.store.redis.nodes import Nodes, RedisExchange
 from quire.store.redis.wire import Buffer, ProtocolError, ServerError, command, set_command
 from quire.store.url import Options, StoreURL
-from quire.types import PageStatus
+from quire.types import PAGE_KEY_BYTES, PageKey, PageStatus
 
 DEFAULT_PORT = 6379
 OPEN_TIMEOUT_S = 5.0
 _TOUCH_TIMEOUT_S = 2.0
 _ADMIN_TIMEOUT_S = 30.0
 _QUARANTINE_S = 7 * 24 * 3600
+_REFUSALS = ("OOM", "READONLY", "MISCONF", "NOPERM", "NOREPLICAS")
+"""What a server says that takes no writes, or none of ours, and still serves reads."""
 _SCAN = 512
 """Keys asked for at a time."""
 
@@ -81,7 +84,7 @@ class RedisStore:
             self._made.add(new.name for new, a in zip(news, put, strict=True) if a == b"OK")
             self._made.discard(name for name, a in zip(needed, looked, strict=True) if a == 0)
             return Sent(
-                [_status(a) if isinstance(a, Exception) else PageStatus.OK for a in put],
+                [_written(a) if isinstance(a, Exception) else PageStatus.OK for a in put],
                 [_status(a) if isinstance(a, Exception) else a == 1 for a in looked],
             )
 
@@ -109,8 +112,12 @@ class RedisStore:
         deadline, key = time.monotonic() + _TOUCH_TIMEOUT_S, self._key(name)
         aside = self._prefix + b"quarantine" + key[len(self._prefix) :]
         (moved,) = self._nodes.ask([RedisExchange(key, command(b"RENAME", key, aside))], deadline)
-        if isinstance(moved, Exception):
+        if isinstance(moved, ServerError) and "no such key" in str(moved):
             return False
+        if isinstance(moved, ServerError):  # we may not: better gone than damaged for ever
+            return self._all(b"UNLINK", [key], deadline) == [1]
+        if isinstance(moved, Exception):
+            raise _as_error(moved)
         expire = command(b"EXPIRE", aside, b"%d" % _QUARANTINE_S)
         self._nodes.ask([RedisExchange(key, expire)], deadline)
         return True
@@ -125,11 +132,12 @@ class RedisStore:
             idle = [RedisExchange(key, command(b"OBJECT", b"IDLETIME", key)) for key in keys]
             answers = self._nodes.ask(sizes + idle, deadline)
             for key, size, idle_s in zip(keys, answers, answers[len(keys) :], strict=False):
-                name = self._name(key)
-                if name is not None and isinstance(size, int) and size:
+                name, num_bytes = self._name(key), size if isinstance(size, int) else 0
+                # What is no value is in the way of one, and is there to be seen.
+                if name is not None and (num_bytes or _is_no_value(size)):
                     # Policies by frequency do not say when.
                     used_s = now - idle_s if isinstance(idle_s, int) else now
-                    yield StoredObject(name, size, used_s)
+                    yield StoredObject(name, num_bytes, used_s)
 
     def clear(self, *, wait: bool = False) -> int:
         """When it returns, all of it is gone; the server frees the memory in the background."""
@@ -154,6 +162,14 @@ class RedisStore:
             bounded = bounded and bool(info.get("maxmemory"))
             room += info.get("maxmemory", 0)
         return StoreStats(None, used, room if bounded else None, evicted)
+
+    def check_rights(self, address: Address, deadline: float) -> None:
+        """May we read here? Raises StoreError. What else is wrong shows when it is used."""
+        nobody = self._key(ObjectName(PageKey(bytes(PAGE_KEY_BYTES)), "full", 0, 1))
+        asked = [RedisExchange(nobody, command(word, nobody)) for word in (b"EXISTS", b"GET")]
+        for answer in self._nodes.ask(asked, deadline):
+            if isinstance(answer, ServerError) and answer.code == "NOPERM":
+                raise turned_away(address, answer)
 
     def close(self) -> None:
         self._nodes.close()
@@ -229,12 +245,22 @@ def _got(size: int, blob: Blob) -> PageStatus:
     return PageStatus.OK if is_whole else PageStatus.CORRUPT
 
 
+def _is_no_value(answer: Any) -> bool:
+    """The key holds something else."""
+    return isinstance(answer, ServerError) and answer.code == "WRONGTYPE"
+
+
 def _status(failure: Exception) -> PageStatus:
     if isinstance(failure, TimeoutError):
         return PageStatus.TIMEOUT
-    if isinstance(failure, ServerError) and failure.code in ("OOM", "READONLY", "MISCONF"):
-        return PageStatus.REJECTED
+    if _is_no_value(failure):
+        return PageStatus.CORRUPT
     return PageStatus.FAILED
+
+
+def _written(failure: Exception) -> PageStatus:
+    is_refusal = isinstance(failure, ServerError) and failure.code in _REFUSALS
+    return PageStatus.REJECTED if is_refusal else _status(failure)
 
 
 def _as_error(failure: Exception) -> OSError | StoreError:
@@ -278,17 +304,30 @@ def open_url(url: StoreURL) -> RedisStore:
             f"option 'prefix' in {url.shown!r} must be of printable ASCII without spaces or braces"
         )
     address, login = address_of(url), login_of(url, ca)
+    deadline = time.monotonic() + OPEN_TIMEOUT_S
     try:
-        nodes = Nodes(address, login, deadline=time.monotonic() + OPEN_TIMEOUT_S)
-    except ProtocolError as error:
-        raise StoreError(f"{address.text}: {error}") from None
-    except OSError as error:
-        reason = str(error) or "no answer"
-        raise StoreError(
-            f"{address.text} cannot be reached ({reason}): start Redis or Valkey there, or check "
-            "the store's URL"
-        ) from None
-    return RedisStore(nodes, prefix)
+        store = RedisStore(Nodes(address, login, deadline=deadline), prefix)
+    except (OSError, ProtocolError) as error:
+        raise _unreachable(address, error, has_tls=login.tls is not None) from None
+    try:
+        store.check_rights(address, deadline)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _unreachable(address: Address, error: OSError | ProtocolError, *, has_tls: bool) -> StoreError:
+    reason = str(error) or "no answer"
+    fix = "start Redis or Valkey there, or check the store's URL"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        reason = f"certificate verify failed: {error.verify_message}"
+        fix = "give who signed its certificate as ?ca=FILE, and the host as the certificate has it"
+    elif has_tls and isinstance(error, ssl.SSLError | TimeoutError | ConnectionError):
+        fix += "; if it is there without TLS, write redis://"
+    elif isinstance(error, ProtocolError | ConnectionResetError):
+        fix += "; if it speaks TLS, write rediss://"
+    return StoreError(f"{address.text} cannot be reached ({reason}): {fix}")
 
 
 def address_of(url: StoreURL) -> Address:
@@ -296,7 +335,8 @@ def address_of(url: StoreURL) -> Address:
     host, colon, port = place.rpartition(":") if not place.endswith("]") else (place, "", "")
     host = (host if colon else place).strip("[]")
     if not host or (colon and not (port.isdecimal() and 0 < int(port) < 1 << 16)):
-        raise StoreURLError(f"{url.shown!r} names no server: write {url.scheme}://host:6379")
+        slash = ", and a slash in a password as %2F" if "@" in url.path else ""
+        raise StoreURLError(f"{url.shown!r} names no server: write {url.scheme}://host:6379{slash}")
     return Address(host, int(port) if colon else DEFAULT_PORT)
 
 
