@@ -140,6 +140,7 @@ class ForeignDevice:
         component; of full pages those that are wanted, of other state at least what is needed to go
         on behind them."""
         lease.require_live()
+        self._check(lease, to)
         core, first, last = self._core, to[0].first, to[0].last
         if not 0 <= first < last <= lease.tail.end:
             raise LeaseError(
@@ -174,6 +175,7 @@ class ForeignDevice:
         there or on its way, as much as there is room for. `key` is the lease's, or one that goes on
         from it. Of other state than full pages the engine may have the end alone."""
         lease.require_live()
+        self._check(lease, has)
         core, last = self._core, min(has[0].last, key.last)
         if not key.continues(lease.key, lease.tail.end):
             raise LeaseError(f"{lease.owner!r} saves another prefix than the one that it holds")
@@ -259,6 +261,18 @@ class ForeignDevice:
         return saving + [save.host[index] for save in self._given_up.values()]
 
     # ---- inside ---------------------------------------------------------------------------------
+
+    def _check(self, lease: Lease, named: Sequence[EnginePages]) -> None:
+        components = self._core.components
+        are_whole = all(
+            each.width > 0 and num_pages(each.pages) % each.width == 0 for each in named
+        )
+        if len(named) != len(components) or not are_whole:
+            names = ", ".join(component.name for component in components)
+            raise LeaseError(
+                f"{lease.owner!r} must name the engine's pages of each of {names}, in this order, "
+                "`width` of them for one of the prefix"
+            )
 
     def _points(self, lease: Lease) -> list[int]:
         """Pages at which others will want to go on."""

@@ -216,6 +216,31 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
         hybrid.manager.foreign.save_from(lease, key, [EnginePages(0, ids(0, 2))] * 2)
 
 
+@pytest.mark.parametrize(
+    "named",
+    [
+        [],
+        [EnginePages(0, ids(0, 4))],
+        [EnginePages(0, ids(0, 4)), EnginePages(0, ids(10, 7), width=2)],
+        [EnginePages(0, ids(0, 4)), EnginePages(0, ids(10, 8), width=0)],
+        [EnginePages(0, ids(0, 4)), EnginePages(0, ids(10, 8)), EnginePages(0, ids(20, 8))],
+    ],
+)
+def test_pages_that_are_not_named_by_component_are_refused(named: list[EnginePages]) -> None:
+    rig = Rig(mix="full+window")
+    key = rig.doc(4, seed=1)
+    lease = rig.acquire(key[:0])
+    foreign, before = rig.manager.foreign, lease.key
+    for act in (
+        lambda: foreign.save_from(lease, key, named),
+        lambda: foreign.load_into(lease, named),
+    ):
+        with pytest.raises(LeaseError, match="of each of full, window"):
+            act()
+    assert lease.key is before
+    rig.manager.release(lease)
+
+
 def test_a_lost_rank_ends_what_is_under_way_and_nothing_new_begins() -> None:
     rig = Rig(ranks=2)
     key, other = rig.doc(4, seed=1), rig.doc(4, seed=2)
