@@ -342,7 +342,9 @@ def _round(
     bench: Measured, clients: Sequence[RawClient], num_pages: int, number: int
 ) -> dict[str, float]:
     """GB/s of each side and way."""
-    writers, readers = clients[: LIMITS.write_threads], clients[: LIMITS.fetch_threads]
+    # The store has more pages than one on their way in a call; who calls the disk itself has not.
+    num_writers = CALLERS if bench.is_on_disk else LIMITS.write_threads
+    writers, readers = clients[:num_writers], clients[: LIMITS.fetch_threads]
     sides: dict[str, tuple[Move, Move]] = {"store": (bench.write, bench.read)}
     if clients:
         sides["raw"] = partial(bench.raw, writers, puts=True), partial(bench.raw, readers)
