@@ -3,8 +3,8 @@
 Works in a place of its own inside the store (another prefix or folder), which is cleared
 afterwards; nothing else is touched. The store is driven as a worker drives it: as many calling
 threads and pages per call, each thread writing one path, which it goes on with from call to call.
-Its client moves as many objects of the same bytes, by as many threads and calls, from and to the
-same host pages: fewer, which stay in the processor's cache, would flatter it. What was written is
+Its client moves as many objects of the same bytes, by as many threads and calls, from and to as
+many host pages: fewer, which stay in the processor's cache, would flatter it. What was written is
 read in random order. Every round times store and client next to each other, each in an empty place:
 who writes beside what is there already may find no memory left that the server has at hand, and is
 half as fast. Only files stay until the end: deleting them costs the disk work that would fall into
@@ -342,7 +342,9 @@ def _round(
     bench: Measured, clients: Sequence[RawClient], num_pages: int, number: int
 ) -> dict[str, float]:
     """GB/s of each side and way."""
-    writers, readers = clients[: LIMITS.write_threads], clients[: LIMITS.fetch_threads]
+    # The file store has many pages of a call on their way, direct I/O one: more threads call that.
+    num_writers = CALLERS if bench.is_on_disk else LIMITS.write_threads
+    writers, readers = clients[:num_writers], clients[: LIMITS.fetch_threads]
     sides: dict[str, tuple[Move, Move]] = {"store": (bench.write, bench.read)}
     if clients:
         sides["raw"] = partial(bench.raw, writers, puts=True), partial(bench.raw, readers)

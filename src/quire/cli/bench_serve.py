@@ -49,7 +49,7 @@ def serve(
     ] = "synthetic",
     sessions: Annotated[
         Path | None,
-        unset("Recorded sessions: a directory of *.jsonl or a file for agent, a file for mtbench."),
+        unset("Recorded sessions, for agent and mtbench: a file, or a directory of *.jsonl."),
     ] = None,
     count: Annotated[int, typer.Option(min=1, help="Sessions.")] = 8,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each, at most.")] = 5,
