@@ -137,8 +137,9 @@ class PageStore:
         used_ns: int | None = None,
         each: bool = False,
     ) -> None:
-        """The pages were used, here or in another tier: see Store.touch. Nobody waits for it."""
-        if not keys or self._closed:
+        """The pages were used, here or in another tier: see Store.touch. Nobody waits for it, and a
+        store that does not answer is left alone."""
+        if not keys or self._closed or self._breaker.state is not BreakerState.CLOSED:
             return
         try:
             names = [object_name(part, key) for key in keys]

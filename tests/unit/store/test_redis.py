@@ -17,10 +17,12 @@ from quire.store.client import PageStore
 from quire.store.codec import Mismatch, object_name
 from quire.store.maintenance import list_objects, verify
 from quire.store.redis import RedisStore
+from quire.store.redis.connection import Login, RedisConnection
 from quire.store.redis.nodes import Nodes
+from quire.store.redis.wire import command
 from quire.store.url import open_store, redact
 from quire.types import PageStatus
-from store_servers import Valkey, clustered, node_id, told, wait_for
+from store_servers import Link, Valkey, clustered, node_id, told, wait_for
 from unit.store.conftest import counted
 
 OK, MISS = PageStatus.OK, PageStatus.MISS
@@ -251,6 +253,47 @@ def test_a_server_that_hangs_is_left_at_the_deadline_and_asked_later(servers, cl
     server.go_on()
     # What it answers late to the call before must not be taken for the answer to this one.
     assert pages.get(cache, 2, 1) == [OK, OK]
+
+
+@pytest.fixture
+def link(valkey: Valkey) -> Iterator[Link]:
+    valkey.say(b"FLUSHALL")
+    made = Link(valkey.port)
+    yield made
+    made.close()
+
+
+def test_connections_that_were_quiet_and_are_forgotten_cost_one_call(link, client, pages):
+    """By a firewall, overnight: nobody is told, and as many as were used at once are dead."""
+    store = open_store(f"redis://127.0.0.1:{link.port}")
+    cache = client(store)
+    pages.put_path(cache, *range(1, 9))
+    idle = store._nodes._idle[store._nodes.addresses[0]]
+    idle += [RedisConnection(idle[0].address, Login(), time.monotonic() + 60) for _ in range(6)]
+    for each in idle:
+        each.send(command(b"PING"), time.monotonic() + 60)
+        assert each.answer() == b"PONG"
+    link.forget()
+    assert pages.get(cache, 1, deadline=time.monotonic() + 0.3) == [PageStatus.TIMEOUT]
+    assert pages.get(cache, 1, 2) == [OK, OK]
+    assert pages.put_path(cache, 9, after=8) == [OK]
+
+
+def test_after_a_failover_writes_go_where_the_name_leads_by_then(servers, client, pages):
+    """The old server serves on, as a replica that takes no writes."""
+    old, new = servers(), servers()
+    link = Link(old.port)
+    try:
+        cache = client(open_store(f"redis://127.0.0.1:{link.port}"))
+        pages.put_path(cache, 1, 2)
+        old.say(b"REPLICAOF", b"127.0.0.1", b"%d" % new.port)
+        link.lead_to(new.port)
+        assert pages.put(cache, 3) == [PageStatus.REJECTED]
+        assert pages.put(cache, 4) == [OK]
+        assert new.say(b"DBSIZE") == 1
+        assert pages.get(cache, 4) == [OK]
+    finally:
+        link.close()
 
 
 def test_many_threads_share_it(cache, pages):
