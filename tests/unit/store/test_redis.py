@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -448,6 +449,18 @@ def test_a_user_who_may_only_read_reads(servers, client, pages):
         assert pages.put(cache, n) == [PageStatus.REJECTED]
     assert pages.usable(cache, 1, 2) == 2
     assert pages.get(cache, 1, 2) == [OK, OK]
+
+
+def test_a_server_that_has_no_room_for_another_client_is_told(servers):
+    server = servers(requirepass="s3cret")
+    server.password = "s3cret"
+    server.say(b"CONFIG", b"SET", b"maxclients", b"1")
+    url = f"redis://:s3cret@{server.address}"
+    with (
+        closing(open_store(url)),
+        pytest.raises(StoreError, match=r"takes no more clients .*raise its maxclients"),
+    ):
+        open_store(url)
 
 
 @pytest.mark.parametrize("scheme", ["redis", "rediss"])

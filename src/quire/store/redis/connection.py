@@ -203,6 +203,8 @@ def turned_away(address: Address, answer: ServerError, what: str = "") -> StoreE
     """`what` it refused, of what a connection begins with; empty: anything else."""
     if answer.code == "NOAUTH":
         why = "asks for a password ({code}): write redis://user:password@host as the store's URL"
+    elif "max number of clients" in str(answer):
+        why = "takes no more clients ({code}): raise its maxclients, or end some of them"
     elif answer.code == "NOPERM" and not what:
         why = (
             "does not let this user read our keys ({code}): give it the right to, or check user "
