@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
@@ -18,7 +19,7 @@ from quire.store.client import PageStore
 from quire.store.codec import Mismatch, object_name
 from quire.store.maintenance import list_objects, verify
 from quire.store.redis import RedisStore
-from quire.store.redis.connection import Login, RedisConnection
+from quire.store.redis.connection import Address, Login, RedisConnection
 from quire.store.redis.nodes import Nodes
 from quire.store.redis.wire import command
 from quire.store.url import open_store, redact
@@ -437,6 +438,30 @@ def test_a_user_who_may_not_read_here_is_told_at_once(servers, rights):
     with pytest.raises(StoreError, match="does not let this user read our keys") as caught:
         open_store(f"redis://us:pw@{server.address}")
     assert "pw" not in str(caught.value)
+
+
+def test_a_user_with_the_rights_that_are_documented_may_do_all_of_it(servers, client, pages):
+    server = servers()
+    said = (Path(__file__).parents[3] / "docs/stores.md").read_text()
+    (line,) = re.findall("^ACL SETUSER .*$", said, re.MULTILINE)
+    assert server.say(*line.encode().split()) == b"OK"
+    store = open_store(f"redis://quire:password@{server.address}/1")
+    cache = client(store)
+    assert pages.put_path(cache, 1, 2) == [OK, OK]
+    assert pages.put_path(cache, 3, after=9) == [PageStatus.ORPHAN]
+    assert pages.usable(cache, 1, 2) == 2
+    assert pages.get(cache, 1, 2) == [OK, OK]
+    assert len(list(store.scan())) == 2
+    assert store.stats().used_bytes
+    assert store.quarantine(object_name(pages.part, pages.key(1)))
+    assert store.clear() == 1
+    assert not counted(cache, "error")
+    login = Login("default", "", 1)
+    soon = time.monotonic() + 60
+    with closing(RedisConnection(Address("127.0.0.1", server.port), login, soon)) as other:
+        other.send(command(b"KEYS", b"*"), soon)
+        (kept,) = other.answer()
+    assert kept.startswith(b"quire:quarantine")
 
 
 def test_a_user_who_may_only_read_reads(servers, client, pages):
