@@ -331,6 +331,7 @@ class Link:
         self.refusal = b""
         """What every request over HTTP is answered with, instead of being passed on."""
         self.is_cut = False
+        self._forgotten: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._ends: list[socket.socket] = []
         """Of connections of which something is still carried."""
@@ -345,6 +346,16 @@ class Link:
             for end in self._ends:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
+
+    def forget(self) -> None:
+        """What is said on the connections that there are gets lost, and nobody is told: as a
+        firewall does with those that were quiet for long. New ones work."""
+        with self._lock:
+            self._forgotten.update(self._ends)
+
+    def lead_to(self, port: int) -> None:
+        """New connections, from now on."""
+        self._server_port = port
 
     def slow(self, delay_s: float) -> None:
         self.delay_s = delay_s
@@ -393,6 +404,8 @@ class Link:
                 if self.refusal and asks:
                     self._refuse(source, data)
                     break
+                if source in self._forgotten:
+                    continue
                 narrow_s = len(data) / self.bytes_per_s if self.bytes_per_s else 0.0
                 time.sleep(self.delay_s + narrow_s)
                 target.sendall(data)

@@ -140,7 +140,10 @@ class BucketStore:
             answers = [as_status(answer) for answer in self._all(one, [*asked, *wholes], deadline)]
             known = {_OK: True, PageStatus.MISS: False}
             said = dict(zip(asked, (known.get(s, s) for s in answers), strict=False))
-            return Sent(answers[len(asked) :], [said.get(name, True) for name in needed])
+            # Where what is written is not found, there is no bucket any more.
+            lost = {PageStatus.MISS: PageStatus.FAILED}
+            written = [lost.get(status, status) for status in answers[len(asked) :]]
+            return Sent(written, [said.get(name, True) for name in needed])
 
         def take_back(names: Sequence[ObjectName]) -> None:
             paths = [path_of(name) for name in names]

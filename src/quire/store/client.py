@@ -11,10 +11,9 @@ objects; a store stuck inside one object holds that call, and other calls are de
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import compress
 from typing import TypeVar
@@ -34,7 +33,7 @@ from quire.store.base import (
     Store,
     pages_per_call,
 )
-from quire.store.breaker import Breaker, BreakerState
+from quire.store.breaker import Breaker
 from quire.store.buffers import Headers, Room
 from quire.store.codec import (
     Mismatch,
@@ -49,15 +48,12 @@ from quire.store.counters import StoreCounters, by_outcome
 from quire.store.disowned import Disowned
 from quire.store.packing import Packer
 from quire.store.paths import look_up, touch_found, up_to_hole
+from quire.store.store_calls import StoreCalls
 from quire.types import NO_PARENT, Owner, PageKey, PageStatus
-
-STALL_GRACE_S = 1.0
-"""A call this long past its deadline means that the store is stuck, not merely late."""
 
 Answer = TypeVar("Answer")
 
 _OK = PageStatus.OK
-_FAULTS = (PageStatus.FAILED, PageStatus.TIMEOUT)
 
 
 class PageStore:
@@ -79,14 +75,11 @@ class PageStore:
         self._room = Room()
         self._clock = clock
         self._wall_ns = wall_ns
-        self._breaker = breaker or Breaker(clock)
         self._headers = Headers()
         self._counters = StoreCounters(
             "read_bytes", "written_bytes", "skipped_pages", "probed_pages", "probe_hits"
         )
-        self._calls = threading.Condition()
-        self._deadlines: dict[object, float] = {}
-        self._closed = False
+        self._calls = StoreCalls(clock, breaker or Breaker(clock), self._counters)
         self._disowned = Disowned(self._take_out)
 
     def find(
@@ -103,15 +96,13 @@ class PageStore:
         keys = list(dict.fromkeys(key for query in queries for key in query))
         names = [object_name(part, key) for key in keys]
         present: set[PageKey] = set()
-        if keys and not self._is_late(deadline) and self._may_ask():
+        if keys and not self._calls.is_late(deadline) and self._calls.may_ask():
             contains = partial(self._store.contains, names, deadline=deadline)
             began_s = self._clock()
-            with self._call(deadline):
+            with self._calls.call(deadline):
                 there = self._ask(contains, len(keys))
-            if isinstance(there, PageStatus):
-                self._judge([there], self._clock() - began_s)
-            else:
-                self._breaker.success()
+            self._calls.judge([there if isinstance(there, PageStatus) else _OK], began_s)
+            if not isinstance(there, PageStatus):
                 present.update(compress(keys, there))
                 if self._disowned:
                     there = [name not in self._disowned for name in names]
@@ -137,8 +128,9 @@ class PageStore:
         used_ns: int | None = None,
         each: bool = False,
     ) -> None:
-        """The pages were used, here or in another tier: see Store.touch. Nobody waits for it."""
-        if not keys or self._closed:
+        """The pages were used, here or in another tier: see Store.touch. Nobody waits for it, and a
+        store that does not answer is left alone."""
+        if not keys or self._calls.is_closed or not self._calls.store_answers:
             return
         try:
             names = [object_name(part, key) for key in keys]
@@ -232,21 +224,17 @@ class PageStore:
         """What this client has counted, and the store itself. Never asks a server: safe where
         nothing may block."""
         own = self._store.counts() if isinstance(self._store, Counting) else {}
-        return self._counters.snapshot() | own | {"breaker_opened": self._breaker.times_opened}
+        return self._counters.snapshot() | own | {"breaker_opened": self._calls.times_opened}
 
     def health(self) -> list[StoreHealth]:
         """Of the only one."""
         budget = self._store.budget() if isinstance(self._store, Budgeted) else None
-        return [StoreHealth(self._breaker.state is BreakerState.CLOSED, budget)]
+        return [StoreHealth(self._calls.store_answers, budget)]
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Decline new calls, give running ones `timeout_s` to finish, close the store."""
-        with self._calls:
-            if self._closed:
-                return
-            self._closed = True
-            self._calls.wait_for(lambda: not self._deadlines, timeout_s)
-        self._store.close()
+        if self._calls.close(timeout_s):
+            self._store.close()
 
     # ---- one call ---------------------------------------------------------------------------
 
@@ -260,61 +248,16 @@ class PageStore:
         """Statuses from `work(first, end)`, minding breaker, stalls and deadline."""
         if not num_pages:
             return []
-        if not self._may_ask():
+        if not self._calls.may_ask():
             return [PageStatus.REJECTED] * num_pages
         size = pages_per_call(part.page_bytes)
         statuses: list[PageStatus] = []
         began_s = self._clock()
-        with self._call(deadline):
+        with self._calls.call(deadline):
             while len(statuses) < num_pages and self._clock() < deadline:
                 statuses += work(len(statuses), min(len(statuses) + size, num_pages))
-        self._judge(statuses, self._clock() - began_s)
+        self._calls.judge(statuses, began_s)
         return statuses + [PageStatus.TIMEOUT] * (num_pages - len(statuses))
-
-    def _judge(self, answered: Sequence[PageStatus], waited_s: float) -> None:
-        """Tell the breaker. A call failed when most of its pages got no answer: a slow store that
-        still delivers is of use. Pages never asked for say nothing about the store, and those asked
-        for when there was hardly any time left say little."""
-        num_faults = sum(status in _FAULTS for status in answered)
-        if not answered:
-            self._breaker.leave()
-        elif 2 * num_faults > len(answered):
-            if PageStatus.FAILED in answered:
-                self._breaker.failure()
-            else:
-                self._breaker.silence(waited_s)
-        else:
-            self._breaker.success()
-
-    def _is_late(self, deadline: float) -> bool:
-        is_late = self._clock() >= deadline
-        if is_late:
-            self._counters.count("declined:late")
-        return is_late
-
-    def _may_ask(self) -> bool:
-        """If so, the breaker is told afterwards how it went."""
-        with self._calls:
-            overdue = self._clock() - STALL_GRACE_S
-            stalled = any(deadline < overdue for deadline in self._deadlines.values())
-            reason = "closed" if self._closed else "stalled" if stalled else ""
-        if not reason and not self._breaker.enter():
-            reason = "breaker_open"
-        if reason:
-            self._counters.count(f"declined:{reason}")
-        return not reason
-
-    @contextmanager
-    def _call(self, deadline: float) -> Iterator[None]:
-        call = object()
-        with self._calls:
-            self._deadlines[call] = deadline
-        try:
-            yield
-        finally:
-            with self._calls:
-                del self._deadlines[call]
-                self._calls.notify_all()
 
     # ---- one chunk --------------------------------------------------------------------------
 
@@ -365,7 +308,7 @@ class PageStore:
 
     def _take_out(self, name: ObjectName) -> bool:
         """See Disowned."""
-        if self._closed:
+        if self._calls.is_closed:
             return False
         try:
             gone = self._store.quarantine(name)

@@ -26,7 +26,7 @@ from store_servers import FarLink, Link, Mooncake, Moto, Valkey
 DELAY_S, RATE = 0.3, 4 << 20
 OTHERS = "others"
 
-Act = Callable[[], None]
+Act = Callable[[], object]
 
 
 class Fault(NamedTuple):
@@ -148,12 +148,21 @@ class Folder(Place):
         self.faults = {
             "damaged": Fault(self.damage, _nothing),
             "emptied": Fault(self._empty, _nothing),
+            "wiped": Fault(self._wipe, _nothing),
             "gone": Fault(self._take_away, self._bring_back),
         }
 
     def _empty(self) -> None:
         for path in list((self._root / "objects").rglob("*.*")):
             path.unlink(missing_ok=True)
+
+    def _wipe(self) -> None:
+        """All that is in it, as `rm -rf` does; who writes meanwhile may be quicker."""
+        for path in sorted(self._root.iterdir()):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def _take_away(self) -> None:
         self._root.rename(self._away)
@@ -205,11 +214,24 @@ class Redis(Place):
             ),
             "revoked": Fault(self._revoke, self._grant, is_silence=True),
             "damaged": Fault(self.damage, _nothing),
+            "no values": Fault(self._replace_by_lists, _nothing),
+            "forgotten": Fault(self._link.forget, _nothing),
+            "a replica": Fault(
+                lambda: self._server.say(b"REPLICAOF", b"127.0.0.1", b"1"),
+                lambda: self._server.say(b"REPLICAOF", b"NO", b"ONE"),
+            ),
         }
 
     def close(self) -> None:
         self._link.close()
         self._server.stop()
+
+    def _replace_by_lists(self) -> None:
+        with closing(open_store(self.url)) as store:
+            for item in list(store.scan()):
+                key = f"quire:{{{item.name.text}}}".encode()
+                self._server.say(b"DEL", key)
+                self._server.say(b"LPUSH", key, b"odd")
 
     def _set(self, name: str, value: str) -> None:
         self._server.say(b"CONFIG", b"SET", name.encode(), value.encode())
@@ -292,9 +314,9 @@ PLACES: dict[str, Callable[[Path], Place]] = {
 }
 _OF_ALL = ("killed", "paused", "restarted empty", "slow", "shaped", "cut", "full", "damaged")
 MATRIX = [
-    *(("file", fault) for fault in ("damaged", "emptied", "gone")),
+    *(("file", fault) for fault in ("damaged", "emptied", "wiped", "gone")),
     ("disk", "full"),
-    *(("redis", fault) for fault in (*_OF_ALL, "revoked")),
+    *(("redis", f) for f in (*_OF_ALL, "revoked", "no values", "forgotten", "a replica")),
     *(("s3", fault) for fault in (*_OF_ALL, "revoked")),
     *(("mooncake", fault) for fault in (*_OF_ALL, "holder killed", "holder silent")),
     ("mooncake twice", "one of two replicas lost"),

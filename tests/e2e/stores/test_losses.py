@@ -37,7 +37,7 @@ ROOMY = {
     "prefetch_policy": "wait_complete",
     "prefetch_threshold": PAGE,
 }
-SERVES = ("slow", "shaped", "full")
+SERVES = ("slow", "shaped", "full", "a replica")
 """Faults in which the store may still do all that it is asked."""
 LOSES = ("missing", "restarted empty")
 REASONS = ("error", "mismatch", "read", "written", "declined")

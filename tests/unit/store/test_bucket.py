@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -95,6 +96,19 @@ def test_what_others_keep_there_is_left_alone(bucket, client, pages):
     assert cache._store.clear() == 2
     for path in foreign:
         assert bytes(raw(bucket).get(path).bytes()) == b"theirs"
+
+
+def test_writing_into_a_bucket_that_is_gone_fails_and_is_given_up_for_a_while(
+    bucket, client, pages
+):
+    """Somebody has deleted it: nothing is kept, and that is to be seen."""
+    cache = client(open_store(bucket.url))
+    pages.put(cache, 1)
+    urlopen(Request(f"{bucket.endpoint}/moto-api/reset", method="POST")).close()
+    assert pages.get(cache, 1) == [MISS]
+    for n in range(10, 15):
+        assert pages.put(cache, n) == [PageStatus.FAILED]
+    assert not cache.health()[0].answers
 
 
 def test_a_bucket_that_does_not_answer_is_left_at_the_deadline(bucket, client, pages):

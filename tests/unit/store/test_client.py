@@ -337,6 +337,16 @@ def test_breaker_opens_declines_and_recovers_c17(client, pages, clock):
     assert store.health()[0].answers
 
 
+def test_a_store_that_does_not_answer_is_not_told_of_uses_either_c17(client, pages, clock):
+    faulty = FaultyStore(MemoryStore(), FaultRates(raise_=1.0))
+    store = client(faulty, clock=clock, breaker=Breaker(clock, max_failures=1, cooldown_s=5))
+    store.touch(pages.part, pages.keys(1))
+    assert pages.get(store, 1, deadline=clock.now + 1) == [FAILED]
+    calls = faulty.num_calls
+    store.touch(pages.part, pages.keys(1))
+    assert faulty.num_calls == calls == 2
+
+
 class SlowStore(MemoryStore):
     """Takes its caller past the deadline."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,12 @@ from quire.store.client import PageStore
 from quire.store.codec import Mismatch, object_name
 from quire.store.maintenance import list_objects, verify
 from quire.store.redis import RedisStore
+from quire.store.redis.connection import Address, Login, RedisConnection
 from quire.store.redis.nodes import Nodes
+from quire.store.redis.wire import command
 from quire.store.url import open_store, redact
 from quire.types import PageStatus
-from store_servers import Valkey, clustered, node_id, told, wait_for
+from store_servers import Link, Valkey, clustered, node_id, told, wait_for
 from unit.store.conftest import counted
 
 OK, MISS = PageStatus.OK, PageStatus.MISS
@@ -253,6 +257,47 @@ def test_a_server_that_hangs_is_left_at_the_deadline_and_asked_later(servers, cl
     assert pages.get(cache, 2, 1) == [OK, OK]
 
 
+@pytest.fixture
+def link(valkey: Valkey) -> Iterator[Link]:
+    valkey.say(b"FLUSHALL")
+    made = Link(valkey.port)
+    yield made
+    made.close()
+
+
+def test_connections_that_were_quiet_and_are_forgotten_cost_one_call(link, client, pages):
+    """By a firewall, overnight: nobody is told, and as many as were used at once are dead."""
+    store = open_store(f"redis://127.0.0.1:{link.port}")
+    cache = client(store)
+    pages.put_path(cache, *range(1, 9))
+    idle = store._nodes._idle[store._nodes.addresses[0]]
+    idle += [RedisConnection(idle[0].address, Login(), time.monotonic() + 60) for _ in range(6)]
+    for each in idle:
+        each.send(command(b"PING"), time.monotonic() + 60)
+        assert each.answer() == b"PONG"
+    link.forget()
+    assert pages.get(cache, 1, deadline=time.monotonic() + 0.3) == [PageStatus.TIMEOUT]
+    assert pages.get(cache, 1, 2) == [OK, OK]
+    assert pages.put_path(cache, 9, after=8) == [OK]
+
+
+def test_after_a_failover_writes_go_where_the_name_leads_by_then(servers, client, pages):
+    """The old server serves on, as a replica that takes no writes."""
+    old, new = servers(), servers()
+    link = Link(old.port)
+    try:
+        cache = client(open_store(f"redis://127.0.0.1:{link.port}"))
+        pages.put_path(cache, 1, 2)
+        old.say(b"REPLICAOF", b"127.0.0.1", b"%d" % new.port)
+        link.lead_to(new.port)
+        assert pages.put(cache, 3) == [PageStatus.REJECTED]
+        assert pages.put(cache, 4) == [OK]
+        assert new.say(b"DBSIZE") == 1
+        assert pages.get(cache, 4) == [OK]
+    finally:
+        link.close()
+
+
 def test_many_threads_share_it(cache, pages):
     wrong: list[Any] = []
 
@@ -395,6 +440,30 @@ def test_a_user_who_may_not_read_here_is_told_at_once(servers, rights):
     assert "pw" not in str(caught.value)
 
 
+def test_a_user_with_the_rights_that_are_documented_may_do_all_of_it(servers, client, pages):
+    server = servers()
+    said = (Path(__file__).parents[3] / "docs/stores.md").read_text()
+    (line,) = re.findall("^ACL SETUSER .*$", said, re.MULTILINE)
+    assert server.say(*line.encode().split()) == b"OK"
+    store = open_store(f"redis://quire:password@{server.address}/1")
+    cache = client(store)
+    assert pages.put_path(cache, 1, 2) == [OK, OK]
+    assert pages.put_path(cache, 3, after=9) == [PageStatus.ORPHAN]
+    assert pages.usable(cache, 1, 2) == 2
+    assert pages.get(cache, 1, 2) == [OK, OK]
+    assert len(list(store.scan())) == 2
+    assert store.stats().used_bytes
+    assert store.quarantine(object_name(pages.part, pages.key(1)))
+    assert store.clear() == 1
+    assert not counted(cache, "error")
+    login = Login("default", "", 1)
+    soon = time.monotonic() + 60
+    with closing(RedisConnection(Address("127.0.0.1", server.port), login, soon)) as other:
+        other.send(command(b"KEYS", b"*"), soon)
+        (kept,) = other.answer()
+    assert kept.startswith(b"quire:quarantine")
+
+
 def test_a_user_who_may_only_read_reads(servers, client, pages):
     """However often it is refused when it writes."""
     server = servers()
@@ -405,6 +474,18 @@ def test_a_user_who_may_only_read_reads(servers, client, pages):
         assert pages.put(cache, n) == [PageStatus.REJECTED]
     assert pages.usable(cache, 1, 2) == 2
     assert pages.get(cache, 1, 2) == [OK, OK]
+
+
+def test_a_server_that_has_no_room_for_another_client_is_told(servers):
+    server = servers(requirepass="s3cret")
+    server.password = "s3cret"
+    server.say(b"CONFIG", b"SET", b"maxclients", b"1")
+    url = f"redis://:s3cret@{server.address}"
+    with (
+        closing(open_store(url)),
+        pytest.raises(StoreError, match=r"takes no more clients .*raise its maxclients"),
+    ):
+        open_store(url)
 
 
 @pytest.mark.parametrize("scheme", ["redis", "rediss"])

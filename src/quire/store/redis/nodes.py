@@ -11,6 +11,10 @@ nobody used it, or asked a node that has given its keys away, asks once more.
     ASK slot B      the slot is on its way to B, and this key is not here any more: B is asked,
                     with ASKING before it, and the next time A again
     no answer       its replica may have taken over: the others are asked who has what
+
+Connections go stale and nobody says so: a firewall forgets the quiet ones, and a name leads to
+another server after a failover, while the old one goes on serving as a replica. So who did not get
+an answer, or is told that nothing is written there, keeps no connection to that server.
 """
 
 from __future__ import annotations
@@ -192,7 +196,11 @@ class Nodes:
                 elsewhere[index] = there
             if there is not None or _is_stale(answers[index]):
                 again.append(index)
-        self._give_back(connection)
+        if any(_takes_no_writes(answers[index]) for index, _, _ in heard):
+            connection.close()
+            self._drop_idle(connection.address)
+        else:
+            self._give_back(connection)
         return again
 
     def _broken(
@@ -207,12 +215,9 @@ class Nodes:
         _fail(answers, indices, error)
         if not isinstance(error, OSError):
             return []
+        self._drop_idle(connection.address)
         if not connection.is_used or not isinstance(error, ConnectionError):
             return indices if self._may_be_replaced(connection.address) else []
-        with self._lock:
-            dead = self._idle.pop(connection.address, [])
-        for other in dead:
-            other.close()
         return indices
 
     def _may_be_replaced(self, address: Address) -> bool:
@@ -240,6 +245,12 @@ class Nodes:
                 idle.append(connection)
                 return
         connection.close()
+
+    def _drop_idle(self, address: Address) -> None:
+        with self._lock:
+            stale = self._idle.pop(address, [])
+        for connection in stale:
+            connection.close()
 
     # ---- who has what ---------------------------------------------------------------------------
 
@@ -298,6 +309,10 @@ def _slots(answer: Answer, told_by: Address) -> list[Address] | None:
 def _is_stale(answer: Any) -> bool:
     """Who has what has changed, or is being changed."""
     return isinstance(answer, ServerError) and answer.code in ("MOVED", "CLUSTERDOWN", "TRYAGAIN")
+
+
+def _takes_no_writes(answer: Any) -> bool:
+    return isinstance(answer, ServerError) and answer.code == "READONLY"
 
 
 def _elsewhere(answer: Any, told_by: Address) -> _Elsewhere | None:

@@ -164,10 +164,12 @@ class RedisStore:
         return StoreStats(None, used, room if bounded else None, evicted)
 
     def check_rights(self, address: Address, deadline: float) -> None:
-        """May we read here? Raises StoreError. What else is wrong shows when it is used."""
+        """May we read here? Raises OSError, StoreError. The rest shows when it is used."""
         nobody = self._key(ObjectName(PageKey(bytes(PAGE_KEY_BYTES)), "full", 0, 1))
         asked = [RedisExchange(nobody, command(word, nobody)) for word in (b"EXISTS", b"GET")]
         for answer in self._nodes.ask(asked, deadline):
+            if isinstance(answer, OSError | StoreError):
+                raise answer
             if isinstance(answer, ServerError) and answer.code == "NOPERM":
                 raise turned_away(address, answer)
 
@@ -307,13 +309,13 @@ def open_url(url: StoreURL) -> RedisStore:
     deadline = time.monotonic() + OPEN_TIMEOUT_S
     try:
         store = RedisStore(Nodes(address, login, deadline=deadline), prefix)
+        try:
+            store.check_rights(address, deadline)
+        except BaseException:
+            store.close()
+            raise
     except (OSError, ProtocolError) as error:
         raise _unreachable(address, error, has_tls=login.tls is not None) from None
-    try:
-        store.check_rights(address, deadline)
-    except BaseException:
-        store.close()
-        raise
     return store
 
 
