@@ -349,12 +349,19 @@ def _round(
     if clients:
         sides["raw"] = partial(bench.raw, writers, puts=True), partial(bench.raw, readers)
     size = num_pages * bench.page_bytes
+    keys = {side: bench.keys(num_pages) for side in sides}
+    order = sorted(sides, reverse=number % 2 == 0)
+    steps = [(side, way) for side in order for way in ("write", "read")]
+    if bench.is_on_disk:  # nobody has to go before the other comes: what is compared is neighbours
+        steps = [(side, way) for way in ("write", "read") for side in order]
     rates = {}
-    for side in sorted(sides, reverse=number % 2 == 0):
+    for side, way in steps:
         write, read = sides[side]
-        keys = bench.keys(num_pages)
-        rates[f"{side}_write"] = size / write(keys) / 1e9
-        bench.settle()
-        rates[f"{side}_read"] = size / read(bench.shuffled(keys)) / 1e9
-        bench.empty()
+        if way == "write":
+            seconds = write(keys[side])
+        else:
+            bench.settle()
+            seconds = read(bench.shuffled(keys[side]))
+            bench.empty()
+        rates[f"{side}_{way}"] = size / seconds / 1e9
     return rates
