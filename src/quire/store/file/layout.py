@@ -115,8 +115,7 @@ class Layout:
             )
 
     def _is_whole(self) -> bool:
-        """Marker and lock: of all that is here for as long as the store is, the first and the last
-        that whoever empties a directory by name comes to."""
+        """Marker and lock are here for as long as the store is: who empties it takes both."""
         writer = self._writer
         try:
             os.stat(self._marker)
