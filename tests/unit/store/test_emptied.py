@@ -4,6 +4,7 @@ an empty store, for this process and for others, or says no; never a wrong page.
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,34 @@ def test_a_folder_that_is_missing_is_made_when_it_is_needed(
     shutil.rmtree(root / folder, ignore_errors=True)
     for n in range(10, 30):
         assert pages.put(cache, n) == [OK]
+
+
+def test_where_its_disk_was_mounted_nothing_is_written(client, tmp_path, pages):
+    """It would fill another disk. Needs root."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "quire-tests", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False, timeout=30).returncode:
+        pytest.skip("a disk of its own cannot be made here")
+    unmount = ["umount", "--lazy", str(disk)]
+    try:
+        cache = client(FileStore(disk / "pages", reserve_bytes=0))
+        assert pages.put(cache, 1) == [OK]
+        aside = tmp_path / "aside"
+        aside.mkdir()
+        subprocess.run(["mount", "--bind", str(disk), str(aside)], check=True, timeout=30)
+        subprocess.run(unmount, check=True, timeout=30)
+        try:
+            assert pages.put(cache, 2) == [FAILED]
+            assert pages.get(cache, 1) == [MISS]
+            assert list(disk.iterdir()) == []
+        finally:
+            subprocess.run(["mount", "--bind", str(aside), str(disk)], check=True, timeout=30)
+            subprocess.run([*unmount[:2], str(aside)], check=True, timeout=30)
+        assert pages.put(cache, 2) == [OK]
+        assert pages.get(cache, 1, 2) == [OK, OK]
+    finally:
+        subprocess.run(unmount, check=True, timeout=30)
 
 
 def test_the_marker_alone_is_put_back(client, file_store, pages, root):

@@ -17,7 +17,8 @@ lock with its process, on any host, so its temporary files can be told from a li
 without trusting process ids or clocks. An opened store is not to be used across fork().
 
 Somebody may remove all of it while it is open (`rm -rf root/*`). Objects are then misses; whoever
-writes next makes the rest anew (`restore`), and takes a writer number there.
+writes next makes the rest anew (`restore`), and takes a writer number there; but not where a disk
+was that is not mounted any more.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class Layout:
             _claim(root, must_exist=must_exist)
             self.make_folders()
             self._writer = self._take_number()
+            self._device = os.stat(root).st_dev
         except OSError as error:
             raise unusable(root, error) from error
         self.scratch_path = f"{self._state}/{self._writer.number}.scratch"
@@ -94,6 +96,8 @@ class Layout:
         with self._restoring:
             if self._is_closed:
                 raise OSError(errno.EBADF, "the store is closed")
+            if not os.path.exists(self._marker):
+                self._check_disk()
             _claim(self.root, must_exist=False, ours=FOLDERS)
             self.make_folders()
             if not self._is_whole():
@@ -101,9 +105,17 @@ class Layout:
                 os.close(gone.lock_fd)
         return True
 
+    def _check_disk(self) -> None:
+        """An empty directory may also be where a disk was mounted. Raises OSError, StoreError."""
+        place = self.root if self.root.exists() else self.root.parent
+        if os.stat(place).st_dev != self._device:
+            raise StoreError(
+                f"the disk of {str(self.root)!r} is not mounted any more: mount it again, or "
+                "attach the store anew"
+            )
+
     def _is_whole(self) -> bool:
-        """Marker and lock: of all that is here for as long as the store is, the first and the last
-        that whoever empties a directory by name comes to."""
+        """Marker and lock are here for as long as the store is: who empties it takes both."""
         writer = self._writer
         try:
             os.stat(self._marker)

@@ -14,6 +14,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_LOOKS = 8
+"""At a file that is removed again and again."""
+
 
 class SharedFile:
     def __init__(self, path: str) -> None:
@@ -57,7 +60,9 @@ class SharedFile:
 
     def _lock(self, how: int) -> None:
         fcntl.flock(self.fd, how)
-        while not self._is_there():
+        for _ in range(_LOOKS):
+            if self._is_there():
+                break
             # In place, since others may be reading; the lock of the one that is gone goes with it.
             fresh = self._open()
             os.dup2(fresh, self.fd, inheritable=False)
