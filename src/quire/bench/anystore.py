@@ -77,11 +77,12 @@ def own_place(text: str) -> StoreURL:
         sign = "&" if "?" in scheme else "?"
         return parse_url(f"{scheme}{sign}prefix={label}:")
     base, question, options = url.text.partition("?")
+    inside = f"{url.scheme}://{base.partition('://')[2].rstrip('/')}/{label}"
     if url.scheme in ("s3", "gs", "az"):
-        return parse_url(f"{base.rstrip('/')}/{label}{question}{options}")
+        return parse_url(f"{inside}{question}{options}")
     if url.scheme == "file":  # with a budget for which nothing that was written must go
         ample = urlencode({**url.options, "max": 1 << 50, "reserve": 0})
-        return parse_url(f"{base.rstrip('/')}/{label}?{ample}")
+        return parse_url(f"{inside}?{ample}")
     if url.scheme == "memory":
         return parse_url("memory://?max=4GiB")
     opener_of(url)  # if nobody knows it, that is what is to be said

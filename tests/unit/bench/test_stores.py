@@ -89,6 +89,10 @@ def test_files_are_measured_beside_the_disk_and_left_as_they_were(tmp_path):
     assert not list(tmp_path.glob("quire-bench-*"))
 
 
+def test_the_root_of_a_disk_is_a_place_too():
+    assert anystore.own_place("file:///").path.startswith("/quire-bench-")
+
+
 def test_a_disk_with_too_little_room_is_not_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(anystore, "SPARE_BYTES", 1 << 60)
     with pytest.raises(StoreError, match="give another path or a smaller --total"):
