@@ -11,12 +11,13 @@ import pytest
 
 import stores
 from quire.bench import anystore, doctor
-from quire.bench.raw import RawDisk
+from quire.bench.raw import RawDisk, RawRedis
 from quire.cli.store_measure import machine_of
 from quire.errors import StoreError
 from quire.replay.profile import Profile
 from quire.store import open_store
 from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName
+from quire.store.url import parse_url
 from quire.testing.stores import name, soon
 from store_servers import Mooncake, Moto, Valkey
 from unit.cli_support import command
@@ -80,6 +81,18 @@ def test_redis_is_measured_beside_its_client_and_left_as_it_was(tmp_path):
         check_run(server.url, "redis-py")
         check_run(server.url, "our own connection", beside=stores.own_connections)
         assert server.say(b"DBSIZE") == 1
+    finally:
+        server.stop()
+
+
+def test_what_the_client_beside_it_fails_at_is_one_sentence(tmp_path):
+    memory = memoryview(bytearray(2 << 20))
+    server = Valkey(tmp_path, maxmemory="1mb")
+    try:
+        with closing(RawRedis(parse_url(server.url))) as client:
+            for move in (client.put, client.get):
+                with pytest.raises(StoreError, match="the raw client did not move every page"):
+                    move([name(1)], [memory])
     finally:
         server.stop()
 
