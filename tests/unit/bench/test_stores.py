@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import mmap
+import re
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,6 +83,17 @@ def test_redis_is_measured_beside_its_client_and_left_as_it_was(tmp_path):
         check_run(server.url, "redis-py")
         check_run(server.url, "our own connection", beside=stores.own_connections)
         assert server.say(b"DBSIZE") == 1
+    finally:
+        server.stop()
+
+
+def test_redis_is_measured_with_the_rights_that_a_store_needs(tmp_path):
+    server = Valkey(tmp_path)
+    said = (Path(__file__).parents[3] / "docs/stores.md").read_text()
+    (line,) = re.findall("^ACL SETUSER .*$", said, re.MULTILINE)
+    try:
+        assert server.say(*line.encode().split()) == b"OK"
+        check_run(f"redis://quire:password@{server.address}", "redis-py")
     finally:
         server.stop()
 
@@ -168,7 +181,8 @@ def test_a_store_without_a_client_of_its_own_is_measured_alone():
 @pytest.mark.parametrize(
     ("url", "start"),
     [
-        ("redis://u:p@h:1/2?prefix=mine:", "redis://u:p@h:1/2?prefix=quire-bench-"),
+        ("redis://u:p@h:1/2?prefix=mine:", "redis://u:p@h:1/2?prefix=mine:quire-bench-"),
+        ("redis://h", "redis://h?prefix=quire:quire-bench-"),
         ("s3://bucket/a?region=x", "s3://bucket/a/quire-bench-"),
         ("file:///var/cache/?max=1GiB", "file:///var/cache/quire-bench-"),
         ("mooncake://h:1?replicas=2&codec=zstd", "mooncake://h:1?replicas=2&prefix=quire-bench-"),
