@@ -307,6 +307,15 @@ def test_what_cannot_be_measured_is_one_sentence(quire):
     assert "cannot be reached" in quire("bench", "serve", "http://127.0.0.1:9").sentence
     ran = quire("bench", "serve", "http://127.0.0.1:9", "--workload", "poems")
     assert "use synthetic or agent or mtbench" in ran.sentence
+    assert "is not a URL (Invalid port" in quire("bench", "serve", "http://localhost:x").sentence
+
+
+def test_a_directory_for_the_store_that_is_none_is_one_sentence(quire, tmp_path):
+    (tmp_path / "file").touch()
+    for name in ("file", "none"):
+        ran = quire("bench", "ttft", "--directory", tmp_path / name)
+        assert ran.code == 2
+        assert "give --directory a directory that this user can write to" in ran.sentence
 
 
 def test_what_is_not_installed_is_one_sentence(quire, monkeypatch):

@@ -73,15 +73,18 @@ def own_place(text: str) -> StoreURL:
     url = parse_url(without_page_options(parse_url(text)))
     label = f"quire-bench-{random.SystemRandom().randbytes(6).hex()}"
     if url.scheme in ("redis", "rediss", "mooncake"):
-        scheme = url.without_options(url.scheme, {"prefix"})
-        sign = "&" if "?" in scheme else "?"
-        return parse_url(f"{scheme}{sign}prefix={label}:")
+        rest = url.without_options(url.scheme, {"prefix"})
+        sign = "&" if "?" in rest else "?"
+        # Behind the store's own: a user of Redis may have no right to other keys.
+        above = "" if url.scheme == "mooncake" else url.options.get("prefix", "quire:")
+        return parse_url(f"{rest}{sign}{urlencode({'prefix': f'{above}{label}:'}, safe=':')}")
     base, question, options = url.text.partition("?")
+    inside = f"{url.scheme}://{base.partition('://')[2].rstrip('/')}/{label}"
     if url.scheme in ("s3", "gs", "az"):
-        return parse_url(f"{base.rstrip('/')}/{label}{question}{options}")
+        return parse_url(f"{inside}{question}{options}")
     if url.scheme == "file":  # with a budget for which nothing that was written must go
         ample = urlencode({**url.options, "max": 1 << 50, "reserve": 0})
-        return parse_url(f"{base.rstrip('/')}/{label}?{ample}")
+        return parse_url(f"{inside}?{ample}")
     if url.scheme == "memory":
         return parse_url("memory://?max=4GiB")
     opener_of(url)  # if nobody knows it, that is what is to be said

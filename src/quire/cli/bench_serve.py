@@ -165,11 +165,16 @@ def served_tiers(
     host_memory: str | None,
     directory: Path | None,
 ) -> ServedTiers:
-    """What is not given is as `quire serve` would have it."""
+    """What is not given is as `quire serve` would have it. Raises ConfigError."""
     from quire.bench.ttft.run import CUDA_DEVICE_BYTES, GIB, ServedTiers
     from quire.models import resolve
     from quire.settings import effective, load, probe
 
+    if directory is not None and not (directory.is_dir() and os.access(directory, os.W_OK)):
+        raise ConfigError(
+            f"cannot keep a store in {str(directory)!r}: give --directory a directory that this "
+            "user can write to"
+        )
     settings = effective(load({"device": device}, {}).settings, probe())
     assert settings.device is not None
     with start_bar() as starting:

@@ -77,6 +77,9 @@ def test_questions_of_two_turns(tmp_path):
     assert len(mtbench(path, Shape(num_sessions=1))) == 1
 
 
+WRONG_TURNS = [f'{{"question_id": 1, "turns": {turns}}}' for turns in ("[]", "7", '"ab"', "[1]")]
+
+
 def test_recordings_that_are_none_are_one_sentence(tmp_path):
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"there are no sessions .* check --sessions"):
@@ -84,7 +87,25 @@ def test_recordings_that_are_none_are_one_sentence(tmp_path):
         (tmp_path / "empty.jsonl").touch()
     with pytest.raises(ConfigError, match="JSON object on each line"):
         mtbench(tmp_path / "none", SHAPE)
-    for text in ("{", "[]", '{"question_id": 1}', '{"question_id": 1, "turns": []}'):
+    for text in ("{", "[]", '{"question_id": 1}', *WRONG_TURNS):
         (tmp_path / "q").write_text(text)
         with pytest.raises(ConfigError, match="line 1"):
             mtbench(tmp_path / "q", SHAPE)
+
+
+def write_times(path, *times) -> None:
+    said = [{"role": "user", "content": "x"}]
+    rows = [{"messages": said, "session_id": None, "timestamp": time} for time in times]
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+
+def test_recorded_requests_may_say_nothing_of_session_or_time(tmp_path):
+    write_times(tmp_path / "one.jsonl", None, 2, 1)
+    (session,) = agent(tmp_path, SHAPE)
+    assert (session.name, len(session.turns)) == ("one", 3)
+
+
+def test_times_that_have_no_order_are_one_sentence(tmp_path):
+    write_times(tmp_path / "a.jsonl", "2026-01-01", None)
+    with pytest.raises(ConfigError, match="give each line one of the same kind, or none"):
+        agent(tmp_path, SHAPE)

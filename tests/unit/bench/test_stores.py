@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import mmap
+import re
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import stores
 from quire.bench import anystore, doctor
-from quire.bench.raw import RawDisk
+from quire.bench.raw import RawDisk, RawRedis
 from quire.cli.store_measure import machine_of
 from quire.errors import StoreError
 from quire.replay.profile import Profile
 from quire.store import open_store
 from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName
+from quire.store.url import parse_url
 from quire.testing.stores import name, soon
 from store_servers import Mooncake, Moto, Valkey
 from unit.cli_support import command
@@ -84,9 +87,36 @@ def test_redis_is_measured_beside_its_client_and_left_as_it_was(tmp_path):
         server.stop()
 
 
+def test_redis_is_measured_with_the_rights_that_a_store_needs(tmp_path):
+    server = Valkey(tmp_path)
+    said = (Path(__file__).parents[3] / "docs/stores.md").read_text()
+    (line,) = re.findall("^ACL SETUSER .*$", said, re.MULTILINE)
+    try:
+        assert server.say(*line.encode().split()) == b"OK"
+        check_run(f"redis://quire:password@{server.address}", "redis-py")
+    finally:
+        server.stop()
+
+
+def test_what_the_client_beside_it_fails_at_is_one_sentence(tmp_path):
+    memory = memoryview(bytearray(2 << 20))
+    server = Valkey(tmp_path, maxmemory="1mb")
+    try:
+        with closing(RawRedis(parse_url(server.url))) as client:
+            for move in (client.put, client.get):
+                with pytest.raises(StoreError, match="the raw client did not move every page"):
+                    move([name(1)], [memory])
+    finally:
+        server.stop()
+
+
 def test_files_are_measured_beside_the_disk_and_left_as_they_were(tmp_path):
     check_run(tmp_path.as_uri(), "direct I/O")
     assert not list(tmp_path.glob("quire-bench-*"))
+
+
+def test_the_root_of_a_disk_is_a_place_too():
+    assert anystore.own_place("file:///").path.startswith("/quire-bench-")
 
 
 def test_a_disk_with_too_little_room_is_not_measured(tmp_path, monkeypatch):
@@ -151,7 +181,8 @@ def test_a_store_without_a_client_of_its_own_is_measured_alone():
 @pytest.mark.parametrize(
     ("url", "start"),
     [
-        ("redis://u:p@h:1/2?prefix=mine:", "redis://u:p@h:1/2?prefix=quire-bench-"),
+        ("redis://u:p@h:1/2?prefix=mine:", "redis://u:p@h:1/2?prefix=mine:quire-bench-"),
+        ("redis://h", "redis://h?prefix=quire:quire-bench-"),
         ("s3://bucket/a?region=x", "s3://bucket/a/quire-bench-"),
         ("file:///var/cache/?max=1GiB", "file:///var/cache/quire-bench-"),
         ("mooncake://h:1?replicas=2&codec=zstd", "mooncake://h:1?replicas=2&prefix=quire-bench-"),

@@ -60,6 +60,15 @@ def test_who_has_a_quota_writes_on(client, file_store, pages, root):
     assert pages.usable(cache, 31, 32) == 2
 
 
+def test_accounts_of_owners_make_no_directory_that_nobody_could_open(file_store, root):
+    """What removed it came after the writer had looked, and the writer ends here."""
+    store = file_store()
+    shutil.rmtree(root)
+    with pytest.raises(FileNotFoundError):
+        store._owners.wrote(Owner("aa", 0.5), [("x", 1)])
+    FileStore(root).close()
+
+
 def test_all_that_had_it_open_keep_one_budget_and_names_of_their_own(
     client, file_store, pages, root
 ):

@@ -100,6 +100,8 @@ def _questions_of(path: Path, shape: Shape) -> Iterator[ChatSession]:
     for number, row in read_rows(path):
         if "question_id" not in row or not row.get("turns"):
             raise wrong_line(path, number, "lacks one of question_id, turns")
+        if not isinstance(row["turns"], list) or not all(isinstance(t, str) for t in row["turns"]):
+            raise wrong_line(path, number, "has turns that are not a list of texts")
         turns = [_said(text, shape) for text in row["turns"][: shape.num_rounds]]
         yield ChatSession(f"question {row['question_id']}", turns)
 
@@ -110,9 +112,16 @@ def _sessions_of(path: Path, shape: Shape) -> Iterator[ChatSession]:
     for number, row in read_rows(path):
         if not _is_chat(row.get("messages")) or not isinstance(row.get("tools") or [], list):
             raise wrong_line(path, number, "has no messages that are a chat")
-        sessions.setdefault(str(row.get("session_id", path.stem)), []).append(row)
+        session = row.get("session_id")
+        sessions.setdefault(path.stem if session is None else str(session), []).append(row)
     for name, rows in sessions.items():
-        rows.sort(key=lambda row: row.get("timestamp", 0))
+        try:
+            rows.sort(key=lambda row: row.get("timestamp") or 0)
+        except TypeError:
+            raise ConfigError(
+                f"{path}: the timestamps of session {name!r} cannot be compared: give each line "
+                "one of the same kind, or none"
+            ) from None
         turns = [
             ChatTurn(
                 row["messages"],

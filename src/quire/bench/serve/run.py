@@ -114,7 +114,7 @@ async def _run(target: ServerTarget, load: OfferedLoad, progress: Count) -> Resu
     sessions = [] if is_made_up else recorded(load.workload, load.sessions, load.shape)
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=load.concurrency)
-    base = target.url.rstrip("/").removesuffix("/v1")
+    base = _base_of(target.url)
     async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits) as client:
         model, context = await _look_up(client, target)
         context = target.context or context
@@ -151,6 +151,15 @@ def _typical_text(load: OfferedLoad, sessions: Sequence[ChatSession]) -> str:
     if load.workload is ChatWorkload.AGENT:  # the end of a session: code, what commands printed
         return f"{load.seed}: {text_of(sessions[0].turns[-1])[-_CALIBRATION_CHARS:]}"
     return Prose(~load.seed & 0xFFFF).passage(_CALIBRATION_CHARS)
+
+
+def _base_of(url: str) -> httpx.URL:
+    try:
+        return httpx.URL(url.rstrip("/").removesuffix("/v1"))
+    except httpx.InvalidURL as error:
+        raise ConfigError(
+            f"{url!r} is not a URL ({error}): write it as http://127.0.0.1:8000"
+        ) from None
 
 
 async def _look_up(client: httpx.AsyncClient, target: ServerTarget) -> tuple[str, int | None]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from quire.store.base import OBJECT_TEXT, SPARE_SHARE
@@ -90,7 +90,9 @@ class Owners:
         try:
             file = SharedFile(path)
         except FileNotFoundError:  # somebody has emptied the directory
-            os.makedirs(self._folder, exist_ok=True)
+            # Not what it is in, which would be no store without its marker: Layout.restore().
+            with suppress(FileExistsError):
+                os.mkdir(self._folder)
             file = SharedFile(path)
         try:
             with file.locked():

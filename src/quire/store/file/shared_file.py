@@ -64,7 +64,11 @@ class SharedFile:
             if self._is_there():
                 break
             # In place, since others may be reading; the lock of the one that is gone goes with it.
-            fresh = self._open()
+            try:
+                fresh = self._open()
+            except OSError:  # no folder either; others may still have the one that is gone
+                fcntl.flock(self.fd, fcntl.LOCK_UN)
+                raise
             os.dup2(fresh, self.fd, inheritable=False)
             os.close(fresh)
             fcntl.flock(self.fd, how)
