@@ -41,7 +41,7 @@ class Breaker:
         self._state = BreakerState.CLOSED
         self._failures = 0
         self._silent_s = 0.0
-        """How long it was waited for in vain, since it answered or that was a failure."""
+        """How long it was given in vain, since it answered or that was a failure."""
         self._opened_at = 0.0
         self._trial_running = False
         self.times_opened = 0
@@ -69,10 +69,10 @@ class Breaker:
             self._silent_s = 0.0
             self._trial_running = False
 
-    def silence(self, waited_s: float) -> None:
-        """No answer came in so long a time."""
+    def silence(self, given_s: float) -> None:
+        """No answer came, and there was so much time for one."""
         with self._lock:
-            self._silent_s += waited_s
+            self._silent_s += given_s
             is_failure = self._silent_s >= PATIENCE_S
             if is_failure:
                 self._silent_s = 0.0

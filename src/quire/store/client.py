@@ -101,7 +101,7 @@ class PageStore:
             began_s = self._clock()
             with self._calls.call(deadline):
                 there = self._ask(contains, len(keys))
-            self._calls.judge([there if isinstance(there, PageStatus) else _OK], began_s)
+            self._calls.judge([there if isinstance(there, PageStatus) else _OK], began_s, deadline)
             if not isinstance(there, PageStatus):
                 present.update(compress(keys, there))
                 if self._disowned:
@@ -256,7 +256,7 @@ class PageStore:
         with self._calls.call(deadline):
             while len(statuses) < num_pages and self._clock() < deadline:
                 statuses += work(len(statuses), min(len(statuses) + size, num_pages))
-        self._calls.judge(statuses, began_s)
+        self._calls.judge(statuses, began_s, deadline)
         return statuses + [PageStatus.TIMEOUT] * (num_pages - len(statuses))
 
     # ---- one chunk --------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class StoreCalls:
                 del self._deadlines[call]
                 self._changed.notify_all()
 
-    def judge(self, answered: Sequence[PageStatus], began_s: float) -> None:
+    def judge(self, answered: Sequence[PageStatus], began_s: float, deadline: float) -> None:
         """Tell the breaker. A call failed when most of its pages got no answer: a slow store that
         still delivers is of use. Pages never asked for say nothing about the store, and those asked
         for when there was hardly any time left say little."""
@@ -83,7 +83,8 @@ class StoreCalls:
         elif PageStatus.FAILED in answered:
             self._breaker.failure()
         else:
-            self._breaker.silence(self._clock() - began_s)
+            # Who says early that no answer came had as long as who waited for it.
+            self._breaker.silence(max(self._clock(), deadline) - began_s)
 
     def close(self, timeout_s: float) -> bool:
         """Decline new calls, and give running ones so long. False: it was closed before."""

@@ -36,6 +36,7 @@ class Fake:
     def __init__(self) -> None:
         self.stream: Callable[[dict], list[bytes]] = self.answer
         self.tells_tiers = True
+        self.models: list = [{"id": "fake", "max_model_len": CONTEXT}]
         self.requests: list[dict] = []
         self.keys: set[str] = set()
         self.seen: dict[str, str] = {}
@@ -100,7 +101,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         fake = self.fake
         if self.path == "/v1/models":
-            self._json({"data": [{"id": "fake", "max_model_len": CONTEXT}]})
+            self._json({"data": fake.models})
         elif self.path == "/admin/cache":
             busy = fake.busy_polls > 0
             fake.busy_polls -= busy

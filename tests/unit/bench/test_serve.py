@@ -223,6 +223,19 @@ def test_what_cannot_be_asked_is_one_sentence(fake, url):
         run(ServerTarget(url), SMALL)
 
 
+def test_a_list_of_models_that_is_none_is_one_sentence(fake, url):
+    fake.models = [{"id": 5}]
+    with pytest.raises(ConfigError, match="--model 'other' is not served there: use 5"):
+        run(ServerTarget(url, model="other"), SMALL)
+    for listed in ([5], [{"name": "x"}]):
+        fake.models = listed
+        with pytest.raises(EngineError, match="does not list its models"):
+            run(ServerTarget(url), SMALL)
+    fake.models = []
+    with pytest.raises(EngineError, match="load one there first"):
+        run(ServerTarget(url), SMALL)
+
+
 def test_prompts_without_usage_are_unknown_not_zero(fake, url):
     def terse(body):
         if len(fake.requests) == 1:

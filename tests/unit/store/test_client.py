@@ -438,6 +438,24 @@ def test_a_store_that_is_silent_is_found_out_however_little_time_is_left_c17(
     assert counted(store, "error") == {"TimeoutError": silent.num_asked}
 
 
+@pytest.mark.parametrize("what", ["find", "get"])
+def test_a_store_that_gives_up_before_its_time_is_found_out_c17(client, pages, clock, what):
+    """Its own library had less patience, or its network none."""
+
+    class GivesUp(MemoryStore):
+        def contains(self, names, *, deadline):
+            raise TimeoutError
+
+        def get(self, names, into, *, deadline):
+            return [TIMEOUT] * len(names)
+
+    store = client(GivesUp(), clock=clock, breaker=Breaker(clock, max_failures=2))
+    for _ in range(2):
+        assert store.health()[0].answers
+        ask(store, pages, clock.now + 10.0, what=what)
+    assert not store.health()[0].answers
+
+
 def test_a_store_that_refuses_at_once_is_found_out_however_little_time_is_left_c17(
     client, pages, clock
 ):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.store.codec import object_name
 from quire.store.file import FileStore
 from quire.types import Owner, PageStatus
 from unit.store.conftest import counted
@@ -86,6 +87,29 @@ def test_all_that_had_it_open_keep_one_budget_and_names_of_their_own(
         assert len(file_store.object_files()) <= ROOM + 2
     paths = [store._layout.temporary_path("ab.full.0of1", 0) for store in (before, after)]
     assert len(set(paths)) == 2
+
+
+def test_who_was_writing_meanwhile_does_not_publish_what_another_writes(
+    client, file_store, pages, root
+):
+    """Another process opened the emptied directory, and has the number that was ours before."""
+    files = file_store()
+    cache, write = client(files), files._io.write
+    halves: list[Path] = []
+
+    def emptied_meanwhile(fds, buffers):
+        files._io.write = write
+        empty(root)
+        other = file_store()
+        halves.append(Path(other._layout.temporary_path(text, 0)))
+        halves[0].write_bytes(bytes(pages.object_bytes))
+        return write(fds, buffers)
+
+    text = object_name(pages.part, pages.key(1)).text
+    files._io.write = emptied_meanwhile
+    assert pages.put(cache, 1) == [FAILED]
+    assert halves[0].exists()
+    assert pages.get(cache, 1) == [MISS]
 
 
 def test_what_somebody_else_keeps_there_by_now_is_left_alone(client, file_store, pages, root):

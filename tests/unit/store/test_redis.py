@@ -476,11 +476,12 @@ def test_a_user_who_may_only_read_reads(servers, client, pages):
     assert pages.get(cache, 1, 2) == [OK, OK]
 
 
-def test_a_server_that_has_no_room_for_another_client_is_told(servers):
-    server = servers(requirepass="s3cret")
-    server.password = "s3cret"
+@pytest.mark.parametrize("password", ["", "s3cret"])
+def test_a_server_that_has_no_room_for_another_client_is_told(servers, password):
+    server = servers(requirepass=password)
+    server.password = password
     server.say(b"CONFIG", b"SET", b"maxclients", b"1")
-    url = f"redis://:s3cret@{server.address}"
+    url = f"redis://:{password}@{server.address}"
     with (
         closing(open_store(url)),
         pytest.raises(StoreError, match=r"takes no more clients .*raise its maxclients"),

@@ -167,7 +167,8 @@ async def _look_up(client: httpx.AsyncClient, target: ServerTarget) -> tuple[str
     try:
         response = await client.get("/v1/models", timeout=30.0)
         response.raise_for_status()
-        models = {item["id"]: item.get("max_model_len") for item in response.json()["data"]}
+        listed = response.json()["data"]
+        models = {str(item["id"]): item.get("max_model_len") for item in listed}
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
         is_shut = status in (401, 403)

@@ -319,8 +319,9 @@ def _check_marker(root: Path, marker: Path) -> None:
 
 
 def _count_up(fd: int) -> int:
+    """A new file begins anywhere: a holder of one that was removed may still be writing."""
     text = os.pread(fd, 20, 0).decode(errors="replace").strip()
-    generation = int(text) + 1 if text.isdecimal() else 1
+    generation = int(text) + 1 if text.isdecimal() else secrets.randbits(48)
     os.pwrite(fd, f"{generation}\n".encode(), 0)
     return generation
 

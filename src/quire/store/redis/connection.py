@@ -199,11 +199,16 @@ _WRONG = {
 }
 
 
+def is_full(answer: ServerError) -> bool:
+    """Of clients: whatever was asked, the server says so and hangs up."""
+    return "max number of clients" in str(answer)
+
+
 def turned_away(address: Address, answer: ServerError, what: str = "") -> StoreError:
     """`what` it refused, of what a connection begins with; empty: anything else."""
     if answer.code == "NOAUTH":
         why = "asks for a password ({code}): write redis://user:password@host as the store's URL"
-    elif "max number of clients" in str(answer):
+    elif is_full(answer):
         why = "takes no more clients ({code}): raise its maxclients, or end some of them"
     elif answer.code == "NOPERM" and not what:
         why = (

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from quire.errors import StoreError
-from quire.store.redis.connection import Address, Login, RedisConnection, turned_away
+from quire.store.redis.connection import Address, Login, RedisConnection, is_full, turned_away
 from quire.store.redis.wire import Answer, Buffer, ProtocolError, ServerError, command
 
 _NUM_SLOTS = 16384
@@ -280,7 +280,7 @@ class Nodes:
             try:
                 answer = self.ask_node(address, (b"CLUSTER", b"SLOTS"), until)
             except ServerError as error:
-                if error.code == "NOAUTH":
+                if error.code == "NOAUTH" or is_full(error):
                     raise turned_away(address, error) from None
                 return  # it is in no cluster, or does not say
             except (OSError, StoreError, ProtocolError):
