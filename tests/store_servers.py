@@ -98,7 +98,7 @@ class Valkey:
 
     def pause(self) -> None:
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        _pause(self._process)
 
     def go_on(self) -> None:
         assert self._process is not None
@@ -215,7 +215,7 @@ class Moto:
         self._process.wait()
 
     def pause(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
+        _pause(self._process)
 
     def go_on(self) -> None:
         self._process.send_signal(signal.SIGCONT)
@@ -304,13 +304,13 @@ class Mooncake:
 
     def pause(self) -> None:
         """The master."""
-        self.master.send_signal(signal.SIGSTOP)
+        _pause(self.master)
 
     def go_on(self) -> None:
         self.master.send_signal(signal.SIGCONT)
 
     def pause_holder(self) -> None:
-        self.holders[0].send_signal(signal.SIGSTOP)
+        _pause(self.holders[0])
 
     def holder_goes_on(self) -> None:
         self.holders[0].send_signal(signal.SIGCONT)
@@ -482,6 +482,19 @@ class KeptOpen:
 
     def __getattr__(self, name: str) -> Any:
         return (lambda: None) if name == "close" else getattr(self._store, name)
+
+
+def _pause(process: subprocess.Popen[bytes]) -> None:
+    """When it returns, none of its threads answers any more."""
+    process.send_signal(signal.SIGSTOP)
+    wait_for(lambda: all(map(_is_stopped, Path(f"/proc/{process.pid}/task").iterdir())))
+
+
+def _is_stopped(task: Path) -> bool:
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except FileNotFoundError:  # it has just ended
+        return True
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
