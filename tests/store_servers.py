@@ -24,6 +24,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from ports import free_port
 from quire.store.base import Store
 from quire.store.redis.connection import Address, Login, RedisConnection
 from quire.store.redis.wire import command
@@ -166,13 +167,6 @@ def wait_for(is_so: Callable[[], bool]) -> None:
 def _bytes(answer: object) -> bytes:
     assert isinstance(answer, bytes)
     return answer
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 class Moto:

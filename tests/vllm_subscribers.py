@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,9 +42,3 @@ def subscribed(events: str, replay: str) -> Iterator[Subscriber]:
             yield Subscriber(process)
         finally:
             process.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

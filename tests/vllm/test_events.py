@@ -7,7 +7,8 @@ from pathlib import Path
 
 from e2e.disagg.servers import Node
 from e2e.exactness.subjects import PAGE, TINY_LLAMA, Prompt
-from vllm_subscribers import Subscriber, free_port, subscribed
+from ports import free_port
+from vllm_subscribers import Subscriber, subscribed
 
 MEDIA = {"device": "GPU", "host": "CPU"}
 NUM_TOKENS = 4

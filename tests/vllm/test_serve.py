@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
+from ports import free_port
 from vllm_engines import LONG, MANY, PAGE, Subject, prompt, vllm_environment, whole_pages
-from vllm_subscribers import free_port, subscribed
+from vllm_subscribers import subscribed
 
 START_S = 600
 FAULTS = "drop=0.1&truncate=0.1&corrupt=0.1&raise=0.2&delay=0.2&delay_s=0.05&seed=1"
@@ -49,6 +50,7 @@ def served(model: str, store: str, log: Path, *more: str) -> Iterator[str]:
         VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_CPU_OMP_THREADS_BIND="nobind",
         VLLM_NO_USAGE_STATS="1",
+        VLLM_PORT=str(free_port()),  # where it begins to look for ports of its own
         VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES="0",
         VLLM_SERVER_DEV_MODE="1",  # its prefix cache can be reset
     )
@@ -64,8 +66,8 @@ def served(model: str, store: str, log: Path, *more: str) -> Iterator[str]:
         address = f"http://127.0.0.1:{port}"
         until = time.monotonic() + START_S
         while not is_up(address):
-            assert process.poll() is None, log.read_text()[-4000:]
-            assert time.monotonic() < until, log.read_text()[-4000:]
+            assert process.poll() is None, log.read_text()[-20_000:]
+            assert time.monotonic() < until, log.read_text()[-20_000:]
             time.sleep(1)
         yield address
     finally:

@@ -1,11 +1,11 @@
 """Spans reach a collector, or are counted as lost; and nobody waits for either."""
 
-import socket
 from collections import Counter
 
 import pytest
 
 from collector import collecting, wait_until
+from ports import free_port
 from quire.errors import ConfigError
 from quire.tracing.collector import endpoint
 from quire.tracing.exporter import MAX_BATCH, Exporter
@@ -29,12 +29,6 @@ def span(name: str = "work") -> Span:
 class Counted(Counter):
     def __call__(self, outcome: str, number: int) -> None:
         self[outcome] += number
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @pytest.mark.parametrize(
