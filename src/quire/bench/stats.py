@@ -8,6 +8,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 BOOTSTRAP_SAMPLES = 4000
 CONFIDENCE = 0.95
 
@@ -17,25 +19,16 @@ Estimate = Callable[[Pairs], float]
 
 def percentile(values: Sequence[float], share: float) -> float:
     """Linear between neighbours; 0.5 is the median."""
-    ordered = sorted(values)
-    at = share * (len(ordered) - 1)
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+    return float(np.quantile(values, share))
 
 
 def summary(values: Sequence[float]) -> dict[str, float] | None:
     """None when there is nothing to sum up."""
     if not values:
         return None
-    return {
-        "mean": statistics.fmean(values),
-        "p50": percentile(values, 0.5),
-        "p90": percentile(values, 0.9),
-        "p99": percentile(values, 0.99),
-        "min": min(values),
-        "max": max(values),
-    }
+    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "min": 0.0, "max": 1.0}
+    found = {name: percentile(values, share) for name, share in shares.items()}
+    return {"mean": statistics.fmean(values)} | found
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> dict[str, Any]:
