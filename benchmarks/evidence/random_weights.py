@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from quire.bench.gpu.random_model import SEED, STD, config_of
+from quire.progress import Count
 
 _PER_FILE = 24
 """Tensors: about two layers."""
@@ -20,7 +20,7 @@ def write_model(
     *,
     device: torch.device,
     layers: int | None = None,
-    progress: Callable[[int, int], None] = lambda done, of: None,
+    progress: Count = lambda done, of: None,
 ) -> None:
     """As transformers saves one, in bfloat16; with other `layers` than it has, if said. Raises
     ConfigError for a name nobody knows."""
