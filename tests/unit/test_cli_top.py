@@ -75,12 +75,16 @@ def test_rates_are_those_since_the_last_look():
 def test_what_a_store_fails_at_is_said_in_words():
     said = text(
         BEFORE
+        + 'quire_store_events_total{event="breaker_opened"} 1\n'
+        + 'quire_store_events_total{event="declined:breaker_open"} 6\n'
         + 'quire_store_events_total{event="written:ok"} 211\n'
         + 'quire_store_events_total{event="written:failed"} 198\n'
         + 'quire_store_events_total{event="read:miss"} 7\n',
-        width=160,
+        width=220,
     )
-    assert "211 written; calls that failed: 4 TimeoutError; pages not written: 198 failed;" in said
+    assert "(the breaker has opened 1 time), 0 pages read, 211 written; " in said
+    assert "; calls not made: 6 breaker open; calls that failed: 4 TimeoutError; " in said
+    assert "; pages not written: 198 failed;" in said
     assert "miss" not in said
 
 

@@ -178,7 +178,7 @@ def _store(now: MetricsRead) -> str:
     events = {labels["event"]: value for labels, value in now.rows("quire_store_events_total")}
     health = _health(now)
     if opened := events.get("breaker_opened"):
-        health += f" (the breaker has opened {opened:.0f} times)"
+        health += f" (the breaker has opened {_times(int(opened))})"
     read_pages, written = events.get("read:ok", 0), events.get("written:ok", 0)
     rest = "".join(f"; {trouble}" for trouble in _troubles(events)) + _fill(now)
     return f"Store: {health}, {read_pages:,.0f} pages read, {written:,.0f} written{rest}"
@@ -190,7 +190,7 @@ def _troubles(events: Mapping[str, float]) -> list[str]:
     for name, count in sorted(events.items()):
         kind, _, what = name.partition(":")
         if count and kind in _TROUBLES and what not in _WELL:
-            found.setdefault(_TROUBLES[kind], []).append(f"{count:,.0f} {what}")
+            found.setdefault(_TROUBLES[kind], []).append(f"{count:,.0f} {what.replace('_', ' ')}")
     return [f"{trouble}: {', '.join(each)}" for trouble, each in found.items()]
 
 
@@ -299,9 +299,12 @@ def _branch(branch: Sequence[Mapping[str, Any]], scale: float) -> Text:
         tier = next((each for each in ("device", "host", "store") if run[each]), _COMPUTED)
         mark, colour = _MARKS[tier]
         row.append(mark * (round(run["last"] * scale) - round(run["first"] * scale)), colour)
-    hits = branch[0]["hits"]
-    row.append(f"  {branch[-1]['last']} pages, used {hits} time{'' if hits == 1 else 's'}")
+    row.append(f"  {branch[-1]['last']} pages, used {_times(branch[0]['hits'])}")
     return row.append(f" by {tenant}" if (tenant := branch[0]["tenant"]) else "")
+
+
+def _times(count: int) -> str:
+    return f"{count:,} time{'' if count == 1 else 's'}"
 
 
 def _table(*columns: str) -> Table:

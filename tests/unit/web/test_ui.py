@@ -28,6 +28,7 @@ def serving(port: int = 0, app=None) -> Iterator[str]:
     config = replace(ServerConfig(port=port, admin_key=ADMIN_KEY), shutdown_grace_s=0.0)
     rig = Rig(ScriptedEngine(), config)
     counted = {"error:TimeoutError": 4, "written:failed": 198, "read:miss": 7}
+    counted |= {"breaker_opened": 1, "declined:breaker_open": 6}
     rig.engine.answers[GetStatus] = replaced(
         status(), store=replaced(status().store, counters=counted)
     )
@@ -95,6 +96,8 @@ def test_it_renders_follows_and_survives_a_restart():
             store = page.run("document.getElementById('store').innerText")
             assert "Calls that failed: 4 TimeoutError" in store
             assert "Pages not written: 198 failed" in store
+            assert "Breaker: opened 1 time so far" in store
+            assert "Calls not made: 6 breaker open" in store
             assert "miss" not in store
             dark = page.run("getComputedStyle(document.body).backgroundColor")
             assert page.errors == []

@@ -167,14 +167,14 @@ function showStore(found) {
   for (const name of Object.keys(events).sort()) {
     const [kind, what] = name.split(":");
     if (!events[name] || !(kind in TROUBLES) || ["ok", "miss", "cancelled"].includes(what)) continue;
-    (bad[kind] ||= []).push(`${events[name].toLocaleString()} ${what}`);
+    (bad[kind] ||= []).push(`${events[name].toLocaleString()} ${what.replaceAll("_", " ")}`);
   }
   const opened = events.breaker_opened || 0, stores = found.quire_store_answers || [];
   const silent = stores.filter(([, answers]) => !answers).map(([labels]) => labels.store);
   const which = stores.length > 1 ? `Store ${silent.join(", ")} does` : "Does";
   lines("store", [
     silent.length ? `${which} NOT answer: the breaker is open, it is asked again after a while` : "Answers",
-    opened ? `Breaker: opened ${opened.toLocaleString()} times so far` : "Breaker: closed, and was never open",
+    opened ? `Breaker: opened ${times(opened)} so far` : "Breaker: closed, and was never open",
     `${(events["read:ok"] || 0).toLocaleString()} pages read, ${(events["written:ok"] || 0).toLocaleString()} written`,
     ...Object.entries(bad).map(([kind, counts]) => `${TROUBLES[kind]}: ${counts.join(", ")}`),
     ...(Object.keys(bad).length ? [] : ["No failures"]),
