@@ -17,7 +17,7 @@ import torch
 
 from evidence.disagg.sessions import Plan
 from evidence.disagg.turns import measured
-from quire.bench.gpu.random_model import write_model
+from evidence.random_weights import write_model
 from quire.engine.config import EngineConfig, Role
 
 GIB = 1 << 30

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from evidence.random_weights import write_model
 from quire.bench.gpu.driving import Drive
-from quire.bench.gpu.random_model import write_model
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig
 from quire.types import Tier

@@ -20,6 +20,10 @@ is answered anew (`eager`). Those who do not look are stopped (SIGSTOP). Four fi
   and so is the noise.
 - `idle_share`: the processor time that the engine takes in a second of being watched, less that in
   a second of not, with all that was cached and nothing to compute; so also with ten pages open.
+
+It takes as many seconds as are given, by default five and a half minutes, and ends with a sentence
+on standard error: whether `watched` is below 1 %, which it is if its whole interval is. On a
+machine that others use as well the interval is wide, and may decide nothing.
 """
 
 import contextlib
@@ -34,6 +38,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -50,6 +55,8 @@ TEN = 10
 """Pages that are open at once."""
 EAGER = 10
 """Times as many looks."""
+MOST = 0.01
+"""Of the engine's processor time, that being looked at may take."""
 PAGE_EVERY_S = 1.5
 KEY = "an admin key of this benchmark"
 MODEL = "SmolLM2-135M-Instruct"
@@ -191,6 +198,27 @@ def idle_share(engine: psutil.Process) -> float:
     return (used_s(engine.pid) - used) / (time.perf_counter() - began)
 
 
+def verdict(result: dict[str, Any]) -> str:
+    watched, share = result["watched"]["engine_cpu_s"], result["share"]
+    if watched["high"] < 1 + MOST:
+        decided = "is shown"
+    elif watched["low"] > 1 + MOST:
+        decided = "is not so"
+    else:
+        decided = "is undecided: measure for longer, or on a quieter machine"
+    return (
+        f"Watched, the engine takes {_interval(watched, 1)} more processor time, in "
+        f"{result['rounds_of_each']} rounds of each kind; as reckoned from {EAGER} times as many "
+        f"looks, {_interval(share, 0)}. At a load of {result['load'][0]:.1f} before and "
+        f"{result['load'][1]:.1f} after. Less than {MOST:.0%} {decided}."
+    )
+
+
+def _interval(found: dict[str, float], nothing: float) -> str:
+    each = (f"{100 * (found[name] - nothing):+.2f}" for name in ("ratio", "low", "high"))
+    return "{} % (95 % interval {} to {} %)".format(*each)
+
+
 def main() -> None:
     until_s = time.monotonic() + float(sys.argv[1] if len(sys.argv) > 1 else "330")
     rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
@@ -239,6 +267,7 @@ def main() -> None:
         "rounds": rounds,
     }
     print(json.dumps(result, indent=1))
+    print(verdict(result), file=sys.stderr)
 
 
 if __name__ == "__main__":

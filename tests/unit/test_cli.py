@@ -346,7 +346,7 @@ def test_a_wrong_copy_is_shown_as_wrong(quire, monkeypatch):
 
     case = {"shape": "s", "dtype": "d", "page_size": 16, "inner": "nhd", "direction": "load"}
     case |= {"size_bytes": 1024, "gb_per_s": 1.0, "plain_gb_per_s": 2.0, "ratio": 0.5}
-    case |= {"correct": False, "layers_in_order": True}
+    case |= {"correct": False}
     console = Console(width=120)
     with console.capture() as captured:
         for item in report.transfer({"device": "cpu", "ok": False, "cases": [case]}):

@@ -146,6 +146,7 @@ def test_serve_starts_what_was_asked_for_and_says_where(quire, model, started, m
     assert "quire: loading the model" in ran.err
     assert "base_url=http://127.0.0.1:8000/v1\n" in ran.out
     assert "curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type" in ran.out
+    assert "http://127.0.0.1:8000/ui, or: quire top http://127.0.0.1:8000\n" in ran.out
     lines = [line.split() for line in ran.out.splitlines() if line.startswith(" L")]
     assert [line[:5] for line in lines] == [
         ["L1", "device", "100", "MiB", "100"],

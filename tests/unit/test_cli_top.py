@@ -69,8 +69,23 @@ def test_rates_are_those_since_the_last_look():
     assert "found on device 75 %" in said
     assert "Tokens said: 20 (10.0/s)" in said
     assert "does not answer" in said
-    assert "error:TimeoutError 4" in said
     assert "1 GiB of 4 GiB" in said
+
+
+def test_what_a_store_fails_at_is_said_in_words():
+    said = text(
+        BEFORE
+        + 'quire_store_events_total{event="breaker_opened"} 1\n'
+        + 'quire_store_events_total{event="declined:breaker_open"} 6\n'
+        + 'quire_store_events_total{event="written:ok"} 211\n'
+        + 'quire_store_events_total{event="written:failed"} 198\n'
+        + 'quire_store_events_total{event="read:miss"} 7\n',
+        width=220,
+    )
+    assert "(the breaker has opened 1 time), 0 pages read, 211 written; " in said
+    assert "; calls not made: 6 breaker open; calls that failed: 4 TimeoutError; " in said
+    assert "; pages not written: 198 failed;" in said
+    assert "miss" not in said
 
 
 def test_it_says_what_the_first_token_would_have_taken_without_the_cache():
@@ -95,7 +110,7 @@ def test_a_server_that_has_started_anew_counts_from_nothing():
 def test_the_tree_fits_a_narrow_terminal():
     said = text(Look(read(BEFORE, 1.0), tree=TREE), width=80)
     assert "\n" + "█" * 22 + "▓" * 22 + "  36 pages, used 9 times by alice\n" in said
-    assert "\n" + " " * 22 + "▒" * 11 + "  27 pages, used 1 times by alice\n" in said
+    assert "\n" + " " * 22 + "▒" * 11 + "  27 pages, used 1 time by alice\n" in said
 
 
 def test_with_the_key_there_are_requests_and_the_tree():
@@ -107,7 +122,7 @@ def test_with_the_key_there_are_requests_and_the_tree():
     assert "9 restoring" in said  # not what the figures say, which are of another moment
     assert "3 runs of pages on 2 branches" in said
     assert "\n" + "█" * 36 + "▓" * 36 + "  36 pages, used 9 times by alice\n" in said
-    assert "\n" + " " * 36 + "▒" * 18 + "  27 pages, used 1 times by alice\n" in said
+    assert "\n" + " " * 36 + "▒" * 18 + "  27 pages, used 1 time by alice\n" in said
 
 
 def test_a_router_shows_its_servers():

@@ -48,6 +48,13 @@ def test_commands_exist_with_these_options(page, line, monkeypatch):
     taken_apart(monkeypatch, shlex.split(line)[1:])
 
 
+@pytest.mark.parametrize(("page", "line"), lines("quire"))
+def test_no_shell_takes_an_address_apart(page, line):
+    """Outside quotes a `?` is a pattern, which zsh refuses if no file fits; `&` ends a command."""
+    bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", line)
+    assert not re.search(r"[?&]", bare), page
+
+
 def test_there_are_commands_to_test():
     assert len(lines("quire")) > 20
 

@@ -113,7 +113,8 @@ def _model(shape: str, layers: int | None, directory: Path, device: str) -> Path
     """Its directory; a random one is made if it is not there."""
     import torch
 
-    from quire.bench.gpu.random_model import SHAPES, write_model
+    from evidence.random_weights import write_model
+    from quire.bench.gpu.random_model import SHAPES
     from quire.models import resolve
 
     if shape not in SHAPES:

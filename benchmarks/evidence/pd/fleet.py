@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from evidence.pd.plan import Plan, Side
@@ -17,6 +16,7 @@ from quire.engine.config import EngineConfig, Role
 from quire.memory.page_layout import DTYPE_BYTES
 from quire.models import describe
 from quire.peer.kinds import TransportKind
+from quire.progress import Progress
 
 _SECRET = "only for a benchmark of hand-overs"
 _DEVICE_SHARE = 0.6
@@ -41,7 +41,7 @@ class Fleet:
         await asyncio.gather(*(client.close() for client in self.clients))
 
 
-async def start(plan: Plan, progress: Callable[[str, int, int], None]) -> Fleet:
+async def start(plan: Plan, progress: Progress) -> Fleet:
     """All at the same time. Raises EngineError; then none is left."""
     sides = plan.sides()
     configs = [_config(plan, None), *(_config(plan, side) for side in sides)]

@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import enum
 import statistics
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -24,8 +22,6 @@ from quire.transfer import Copy, open_copy_engine
 from quire.types import PageIds, page_ids
 
 _REPEATS = 5
-_IN_FLIGHT = 2
-"""Copies of a direction, when the link is to be full."""
 
 
 class CopyWay(enum.Enum):
@@ -81,34 +77,6 @@ class Link:
             plain.append(self._rate(ways, lambda: self._plain(ways)))
             ours.append(self._rate(ways, lambda: self._ours(ways, order)))
         return statistics.median(ours[1:]), statistics.median(plain[1:])  # warm
-
-    @contextlib.contextmanager
-    def saturated(self, ways: Sequence[CopyWay]) -> Iterator[Callable[[], float]]:
-        """Copies, scattered, one behind the other, as long as this lasts. What comes says how many
-        bytes a second went over the link until now."""
-        over = threading.Event()
-        moved = dict.fromkeys(ways, 0)
-
-        def keep(way: CopyWay) -> None:
-            copies: deque[Copy] = deque()
-            while not over.is_set():
-                copies.append(self.start(way, PageOrder.SCATTERED))
-                if len(copies) > _IN_FLIGHT:
-                    copies.popleft().wait()
-                    moved[way] += self.size_bytes
-            for copy in copies:
-                copy.wait()
-
-        threads = [threading.Thread(target=keep, args=(way,)) for way in ways]
-        for thread in threads:
-            thread.start()
-        began = time.perf_counter()
-        try:
-            yield lambda: sum(moved.values()) / (time.perf_counter() - began)
-        finally:
-            over.set()
-            for thread in threads:
-                thread.join()
 
     def wait(self) -> None:
         """Until the device has done what it was told."""

@@ -153,7 +153,7 @@ def transfer(result: Result) -> list[RenderableType]:
             ("GB/s", number("gb_per_s", 2)),
             ("plain", number("plain_gb_per_s", 2)),
             ("ratio", number("ratio", 2)),
-            ("right", lambda case: "yes" if _is_right(case) else "[bold red]NO[/bold red]"),
+            ("right", lambda case: "yes" if case["correct"] else "[bold red]NO[/bold red]"),
         ],
         names=5,
     )
@@ -162,7 +162,3 @@ def transfer(result: Result) -> list[RenderableType]:
     else:
         verdict = "[bold red]Pages arrived wrong or too late: see the last column.[/bold red]"
     return [shown, verdict]
-
-
-def _is_right(case: Result) -> bool:
-    return bool(case["correct"] and case["layers_in_order"])

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
+_EVENT_END = re.compile(rb"(?>\r\n|\n|\r){2}")
+"""An empty line; `?>`, as the halves of one \\r\\n are not two ends."""
 
 
 class EventParser:
@@ -17,30 +19,17 @@ class EventParser:
 
     def __init__(self) -> None:
         self._rest = b""
-        self._data: list[bytes] = []
 
     def feed(self, piece: bytes) -> Iterator[str]:
-        # A \r at the very end may be half of a \r\n: it waits for the next piece.
-        buffer = self._rest + piece
-        end = len(buffer) - 1 if buffer.endswith(b"\r") else len(buffer)
-        at = 0
-        for match in _LINE_END.finditer(buffer, 0, end):
-            yield from self._line(buffer[at : match.start()])
-            at = match.end()
-        self._rest = buffer[at:]
+        *events, self._rest = _EVENT_END.split(self._rest + piece)
+        for event in events:
+            # Comments (":..."), ids and event names say nothing that a client here needs.
+            fields = (line.partition(b":") for line in _LINE_END.split(event))
+            data = [value.removeprefix(b" ") for name, _, value in fields if name == b"data"]
+            if data:
+                yield b"\n".join(data).decode()
 
     @property
     def is_between_events(self) -> bool:
         """Nothing has been received of an event that did not end."""
-        return not self._rest.strip() and not self._data
-
-    def _line(self, line: bytes) -> Iterator[str]:
-        if not line:
-            if self._data:
-                yield b"\n".join(self._data).decode("utf-8")
-                self._data = []
-            return
-        name, _, value = line.partition(b":")
-        if name == b"data":
-            self._data.append(value.removeprefix(b" "))
-        # Comments (":..."), ids and event names say nothing that a client here needs.
+        return not self._rest.strip()

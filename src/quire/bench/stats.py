@@ -3,39 +3,36 @@
 from __future__ import annotations
 
 import math
-import random
-import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 BOOTSTRAP_SAMPLES = 4000
 CONFIDENCE = 0.95
 
-Pairs = Sequence[tuple[float, float]]
-Estimate = Callable[[Pairs], float]
+_Series = npt.NDArray[np.float64]
+_ESTIMATES: dict[str, Callable[[_Series, _Series], _Series]] = {
+    "of_medians": lambda ours, theirs: np.median(ours, axis=-1) / np.median(theirs, axis=-1),
+    "of_means": lambda ours, theirs: np.mean(ours, axis=-1) / np.mean(theirs, axis=-1),
+    # What changes slowly cancels in each pair, and what hit only one is left out.
+    "of_pairs": lambda ours, theirs: np.median(ours / theirs, axis=-1),
+}
 
 
 def percentile(values: Sequence[float], share: float) -> float:
     """Linear between neighbours; 0.5 is the median."""
-    ordered = sorted(values)
-    at = share * (len(ordered) - 1)
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+    return float(np.quantile(values, share))
 
 
 def summary(values: Sequence[float]) -> dict[str, float] | None:
     """None when there is nothing to sum up."""
     if not values:
         return None
-    return {
-        "mean": statistics.fmean(values),
-        "p50": percentile(values, 0.5),
-        "p90": percentile(values, 0.9),
-        "p99": percentile(values, 0.99),
-        "min": min(values),
-        "max": max(values),
-    }
+    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "min": 0.0, "max": 1.0}
+    found = {name: percentile(values, share) for name, share in shares.items()}
+    return {"mean": float(np.mean(values))} | found
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> dict[str, Any]:
@@ -45,13 +42,15 @@ def ratio(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> d
     """
     if len(ours) != len(theirs) or not ours:
         raise ValueError("a ratio needs two series of the same length, with at least one value")
-    pairs = list(zip(ours, theirs, strict=True))
-    return {
-        "of_medians": _with_interval(pairs, _of_middles(statistics.median), seed),
-        "of_means": _with_interval(pairs, _of_middles(statistics.fmean), seed),
-        "of_pairs": _with_interval(pairs, _of_pairs, seed),
-        "confidence": CONFIDENCE,
-    }
+    pairs = np.array([ours, theirs], dtype=np.float64)
+    chance = np.random.default_rng(seed)
+    drawn = pairs[:, chance.integers(len(ours), size=(BOOTSTRAP_SAMPLES, len(ours)))]
+    tail = (1 - CONFIDENCE) / 2
+    found: dict[str, Any] = {"confidence": CONFIDENCE}
+    for name, estimate in _ESTIMATES.items():
+        low, high = np.quantile(estimate(*drawn), (tail, 1 - tail))
+        found[name] = {"ratio": float(estimate(*pairs)), "low": float(low), "high": float(high)}
+    return found
 
 
 def paired(ratios: Sequence[float]) -> list[float]:
@@ -65,23 +64,3 @@ def paired(ratios: Sequence[float]) -> list[float]:
 def quartiles(values: Sequence[float]) -> list[float]:
     """The first and the third."""
     return [percentile(values, 0.25), percentile(values, 0.75)]
-
-
-def _of_middles(middle: Callable[[list[float]], float]) -> Estimate:
-    return lambda pairs: middle([a for a, _ in pairs]) / middle([b for _, b in pairs])
-
-
-def _of_pairs(pairs: Pairs) -> float:
-    """The median pair: what changes slowly cancels in each, and what hit only one is left out."""
-    return statistics.median(a / b for a, b in pairs)
-
-
-def _with_interval(pairs: Pairs, of: Estimate, seed: int) -> dict[str, float]:
-    chance = random.Random(seed)
-    drawn = [of(chance.choices(pairs, k=len(pairs))) for _ in range(BOOTSTRAP_SAMPLES)]
-    tail = (1 - CONFIDENCE) / 2
-    return {
-        "ratio": of(pairs),
-        "low": percentile(drawn, tail),
-        "high": percentile(drawn, 1 - tail),
-    }

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, RenderableType
 
-from quire.progress import Progress
+from quire.progress import Progress, Share
 
 EXIT_FOUND = 1
 """The command worked and found something wrong."""
@@ -92,7 +92,7 @@ def progress_bar() -> Iterator[Progress]:
 
 
 @contextmanager
-def start_bar() -> Iterator[Callable[[str, float], None]]:
+def start_bar() -> Iterator[Share]:
     """For what takes a while before anything works: called with (what, share done). A bar for a
     person, a line per step otherwise, as it goes to a log then."""
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn

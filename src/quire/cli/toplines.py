@@ -23,6 +23,15 @@ _MOST_BRANCHES = 8
 _TREE_WIDTH = 72
 _TREE_WORDS = 36
 _COMPUTED = "computed"
+_TROUBLES = {
+    "error": "calls that failed",
+    "declined": "calls not made",
+    "read": "pages not read",
+    "written": "pages not written",
+    "mismatch": "pages that were wrong",
+}
+"""By what the store's client counts."""
+_WELL = ("ok", "miss", "cancelled")
 # Marks as well as colours: a terminal without them, or a file, shows the same.
 _MARKS = {
     "device": ("█", "blue"),
@@ -167,17 +176,22 @@ def _store(now: MetricsRead) -> str:
     if not now.sum("quire_store_attached"):
         return "Store: none"
     events = {labels["event"]: value for labels, value in now.rows("quire_store_events_total")}
-    bad = [
-        f"{name} {value:.0f}"
-        for name, value in sorted(events.items())
-        if value and name.split(":")[0] in ("error", "mismatch", "declined")
-    ]
     health = _health(now)
     if opened := events.get("breaker_opened"):
-        health += f" (the breaker has opened {opened:.0f} times)"
+        health += f" (the breaker has opened {_times(int(opened))})"
     read_pages, written = events.get("read:ok", 0), events.get("written:ok", 0)
-    rest = ("; " + ", ".join(bad) if bad else "") + _fill(now)
+    rest = "".join(f"; {trouble}" for trouble in _troubles(events)) + _fill(now)
     return f"Store: {health}, {read_pages:,.0f} pages read, {written:,.0f} written{rest}"
+
+
+def _troubles(events: Mapping[str, float]) -> list[str]:
+    """What went wrong so far, in words; /ui says it in the same."""
+    found: dict[str, list[str]] = {}
+    for name, count in sorted(events.items()):
+        kind, _, what = name.partition(":")
+        if count and kind in _TROUBLES and what not in _WELL:
+            found.setdefault(_TROUBLES[kind], []).append(f"{count:,.0f} {what.replace('_', ' ')}")
+    return [f"{trouble}: {', '.join(each)}" for trouble, each in found.items()]
 
 
 def _health(now: MetricsRead) -> str:
@@ -285,8 +299,12 @@ def _branch(branch: Sequence[Mapping[str, Any]], scale: float) -> Text:
         tier = next((each for each in ("device", "host", "store") if run[each]), _COMPUTED)
         mark, colour = _MARKS[tier]
         row.append(mark * (round(run["last"] * scale) - round(run["first"] * scale)), colour)
-    row.append(f"  {branch[-1]['last']} pages, used {branch[0]['hits']} times")
+    row.append(f"  {branch[-1]['last']} pages, used {_times(branch[0]['hits'])}")
     return row.append(f" by {tenant}" if (tenant := branch[0]["tenant"]) else "")
+
+
+def _times(count: int) -> str:
+    return f"{count:,} time{'' if count == 1 else 's'}"
 
 
 def _table(*columns: str) -> Table:

@@ -33,6 +33,7 @@ def directions(url: str, info: EngineInfo, settings: Settings, key_file: Path | 
         f"OpenAI clients  base_url={url}/v1",
         f"Try it          curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' "
         f"-d '{body}'",
+        f"Look at it      {url}/ui, or: quire top {url}",
         *([f"Admin key       {key_file}"] if key_file else []),
         "Stop it         Ctrl-C",
     ]

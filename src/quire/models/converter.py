@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 from quire.child import when_orphaned
 from quire.errors import QuireError
 from quire.models.header import read_header
+from quire.progress import Share
 
 _EXIT_FAILED = 1
 _SHARD_SIZE = "5GB"
 
-Report = Callable[[str, float], None]
 Item = TypeVar("Item")
 
 
-def convert(source: Path, target: Path, report: Report) -> None:
+def convert(source: Path, target: Path, report: Share) -> None:
     """Raises what transformers raises, and ValueError where it would go on with random weights.
 
     Whether the engine can serve the model is not asked here: who loads it asks."""

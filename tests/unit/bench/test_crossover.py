@@ -11,14 +11,15 @@ import torch
 
 from quire.bench.gpu.crossover import measure
 from quire.bench.gpu.driving import Drive
-from quire.bench.gpu.random_model import write_model
+from quire.bench.gpu.random_model import RandomModel, write_outline
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig
 from quire.manager import Way
 
 
 def test_every_way_is_measured_at_every_speed(tmp_path: Path) -> None:
-    write_model(tmp_path / "model", "tiny", device=torch.device("cpu"))
+    spec = write_outline(tmp_path / "model", "tiny")
+    model = RandomModel(spec, torch.bfloat16, torch.device("cpu")).make()
     config = EngineConfig(
         model=str(tmp_path / "model"),
         name="tiny",
@@ -29,7 +30,7 @@ def test_every_way_is_measured_at_every_speed(tmp_path: Path) -> None:
         chunk_tokens=64,
         threads=1,
     )
-    with closing(build_engine(config)) as engine:
+    with closing(build_engine(config, model=model)) as engine:
         prompt = np.random.default_rng(1).integers(0, 512, 1025, dtype=np.int32)
         found = measure(Drive(engine), prompt, tmp_path, ratios=(0.5, 2.0), repeats=1)
         assert [row["ratio"] for row in found["rows"]] == [0.5, 2.0]

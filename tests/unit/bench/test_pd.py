@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from evidence.disagg.turns import Asked
 from evidence.pd import bytes as bytes_moved
@@ -15,9 +16,12 @@ from evidence.pd import figures, rounds, run
 from evidence.pd.command import _write
 from evidence.pd.fleet import Fleet
 from evidence.pd.plan import UNIFIED, Plan, Side
+from evidence.random_weights import write_model
+from quire.engine.forward.dense import load_dense
 from quire.engine.messages import CachedTokens, HandoverStatus, Output
 from quire.errors import ConfigError, EngineError
 from quire.memory.page_layout import PageLayout
+from quire.models import describe
 from quire.peer.kinds import TransportKind
 from quire.peer.region import Region
 from unit.cli_support import command
@@ -252,3 +256,11 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(quire, options, s
     done = quire("bench", "pd", "--device", "cpu", *options)
     assert done.code == 2
     assert said in done.err
+
+
+def test_random_weights_are_files_that_a_server_can_load(tmp_path) -> None:
+    directory = tmp_path / "model"
+    write_model(directory, "tiny", device=torch.device("cpu"), layers=3)
+    assert describe(directory).num_layers == 3
+    loaded = load_dense(directory, dtype=torch.float32, device=torch.device("cpu"))
+    assert len(loaded.weights.layers) == 3

@@ -1,13 +1,15 @@
 """`quire bench peers` around engines that only pretend."""
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from quire.bench.peers import report
+from quire.bench.peers import report, rest
 from quire.bench.peers.rest import wait_for_rest
 from quire.bench.peers.run import ALONE, LMCACHE, QUIRE, PeersPlan, run
 from quire.bench.peers.sessions import read_sessions
@@ -101,7 +103,7 @@ def test_sessions_grow_turn_by_turn_and_no_two_begin_alike(tmp_path: Path) -> No
 BUSY = """
 import sys, time
 print("begun", flush=True)
-while time.process_time() < 0.4:
+while time.process_time() < 0.2:
     pass
 open(sys.argv[1], "w").close()
 sys.stdin.read()
@@ -115,10 +117,27 @@ def test_nobody_is_asked_beside_what_another_has_left_to_do(tmp_path: Path) -> N
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        wait_for_rest([process.pid])
+        assert wait_for_rest([process.pid])
         assert done.exists()
         process.kill()
-    wait_for_rest([process.pid])  # nobody is there any more
+    assert wait_for_rest([process.pid])  # nobody is there any more
+
+
+def test_who_waits_for_the_processor_all_the_time_does_not_rest(monkeypatch) -> None:
+    monkeypatch.setattr(rest, "LONGEST_S", 1.0)
+    core = min(os.sched_getaffinity(0))
+    busy = f"import os; os.sched_setaffinity(0, [{core}]); print(flush=True)\nwhile True: pass"
+    command = [sys.executable, "-c", busy]
+    with contextlib.ExitStack() as stack:
+        there = []
+        for nice in (["nice", "-n", "14"], [], [], []):
+            process = subprocess.Popen([*nice, *command], stdout=subprocess.PIPE)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+            there.append(process)
+        assert not wait_for_rest([there[0].pid])
 
 
 def test_other_tokens_are_seen(tmp_path: Path) -> None:

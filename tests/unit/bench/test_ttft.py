@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from quire.bench.prose import Prose
-from quire.bench.ttft import hits as ttft_hits
 from quire.bench.ttft import report as ttft_report
+from quire.bench.ttft import run as ttft_run
 from quire.bench.ttft.warm_server import WarmServer, started, warmed_up
 from quire.errors import EngineError
 from unit.bench.shown import shown
@@ -32,7 +32,7 @@ def hits(url: str):
     async def measure():
         async with httpx.AsyncClient(base_url=url, verify=False) as client:
             server = WarmServer(client, "key", "fake", 0)
-            return await ttft_hits.measure(server, PROMPTS, lambda done: None)
+            return await ttft_run.measure(server, PROMPTS, lambda done: None)
 
     return asyncio.run(measure())
 
@@ -85,7 +85,7 @@ def test_speedups_are_those_of_the_medians():
         for i in range(3)
         for name, times in cases.items()
     ]
-    result = ttft_hits.summed_up(samples)
+    result = ttft_run.summed_up(samples)
     assert [case["speedup"] for case in result["cases"].values()] == pytest.approx([1, 110, 22, 11])
     assert result["cases"]["L1"]["speedup_min"] == pytest.approx(60)
     assert result["slowest_hit_speedup"] == pytest.approx(11)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as replaced
 
 from browser import HOW_TO, Browser, find
 from quire.engine.messages import GetOutline, GetRequests, GetStatus, Outline, OutlineRun, Requests
@@ -26,7 +27,11 @@ def serving(port: int = 0, app=None) -> Iterator[str]:
     """A server in a thread of its own; the browser is another process."""
     config = replace(ServerConfig(port=port, admin_key=ADMIN_KEY), shutdown_grace_s=0.0)
     rig = Rig(ScriptedEngine(), config)
-    rig.engine.answers[GetStatus] = status()
+    counted = {"error:TimeoutError": 4, "written:failed": 198, "read:miss": 7}
+    counted |= {"breaker_opened": 1, "declined:breaker_open": 6}
+    rig.engine.answers[GetStatus] = replaced(
+        status(), store=replaced(status().store, counters=counted)
+    )
     rig.engine.answers[GetRequests] = Requests([])
     runs = [OutlineRun(-1, "alice", 0, 4, True, True, False, 3, 0)]
     runs += [OutlineRun(-1, "", 0, 9, False, True, True, 1, 5)]
@@ -88,6 +93,12 @@ def test_it_renders_follows_and_survives_a_restart():
             page.run("document.querySelector('#tree rect').dispatchEvent(new Event('click'))")
             assert "used 3 times" in page.run("document.getElementById('run').textContent")
             assert page.run("document.documentElement.scrollWidth <= innerWidth")
+            store = page.run("document.getElementById('store').innerText")
+            assert "Calls that failed: 4 TimeoutError" in store
+            assert "Pages not written: 198 failed" in store
+            assert "Breaker: opened 1 time so far" in store
+            assert "Calls not made: 6 breaker open" in store
+            assert "miss" not in store
             dark = page.run("getComputedStyle(document.body).backgroundColor")
             assert page.errors == []
             page.run("document.getElementById('admin-key').value = 'another'")

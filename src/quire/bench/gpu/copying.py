@@ -5,7 +5,11 @@ and what the tiers cost when nothing is ever reused.
 from __future__ import annotations
 
 import statistics
-from contextlib import closing
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 
 import msgspec
 
@@ -14,9 +18,12 @@ from quire.bench.gpu.rig import Result, Rig
 from quire.bench.gpu.times import GREEDY, longest
 from quire.bench.link import BOTH, CopyWay, Link, PageOrder
 from quire.memory.page_layout import PageLayout
+from quire.transfer import Copy
 from quire.types import Tier
 
 _WAYS = {"load": (CopyWay.LOAD,), "backup": (CopyWay.BACKUP,), "both": BOTH}
+_IN_FLIGHT = 2
+"""Copies of a direction, when the link is to be full."""
 _TIMES_PER_STEP = 2
 """The pool of an engine without tiers holds so many times what its requests need."""
 
@@ -63,7 +70,7 @@ def beside(rig: Rig, drive: Drive) -> list[Result]:
             with drive.decoding(prompts, longest(GREEDY, drive, context)) as decoding:
                 alone = [decoding.gap_ms(plan.decode_tokens)]
                 for name, ways in _WAYS.items():
-                    with busy.saturated(ways) as rate:
+                    with _saturated(busy, ways) as rate:
                         row[f"{name}_ms"] = decoding.gap_ms(plan.decode_tokens)
                         row[f"{name}_bytes_s"] = rate()
                     alone.append(decoding.gap_ms(plan.decode_tokens))
@@ -73,6 +80,35 @@ def beside(rig: Rig, drive: Drive) -> list[Result]:
             rows.append(row)
             drive.forget(Tier.DEVICE, Tier.HOST)
     return rows
+
+
+@contextmanager
+def _saturated(link: Link, ways: Sequence[CopyWay]) -> Iterator[Callable[[], float]]:
+    """Copies, scattered, one behind the other, as long as this lasts. What comes says how many
+    bytes a second went over the link until now."""
+    over = threading.Event()
+    moved = dict.fromkeys(ways, 0)
+
+    def keep(way: CopyWay) -> None:
+        copies: deque[Copy] = deque()
+        while not over.is_set():
+            copies.append(link.start(way, PageOrder.SCATTERED))
+            if len(copies) > _IN_FLIGHT:
+                copies.popleft().wait()
+                moved[way] += link.size_bytes
+        for copy in copies:
+            copy.wait()
+
+    threads = [threading.Thread(target=keep, args=(way,)) for way in ways]
+    for thread in threads:
+        thread.start()
+    began = time.perf_counter()
+    try:
+        yield lambda: sum(moved.values()) / (time.perf_counter() - began)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 def fresh(rig: Rig, drive: Drive) -> list[Result]:

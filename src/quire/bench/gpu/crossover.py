@@ -8,13 +8,14 @@ models.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quire.bench.gpu.driving import Drive, Tokens
 from quire.manager import Way
+from quire.progress import Count
 from quire.types import Tier
 
 Result = dict[str, Any]
@@ -31,7 +32,7 @@ def measure(
     *,
     ratios: Sequence[float] = RATIOS,
     repeats: int = 3,
-    progress: Callable[[int, int], None] = lambda done, of: None,
+    progress: Count = lambda done, of: None,
 ) -> Result:
     """`folder`: where the files are put. `ratios`: of the time in which a page is fetched to that
     in which it is computed, at most: a disk is not made faster. The device must have room for the

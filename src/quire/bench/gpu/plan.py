@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,19 +27,19 @@ class GpuPart(enum.StrEnum):
 
 def parse_shapes(text: str) -> list[str]:
     """As people write them, with commas. Raises ConfigError."""
-    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if not names or any(name not in SHAPES for name in names):
-        raise ConfigError(f"--shape {text!r}: name some of {', '.join(SHAPES)}, with commas")
-    return names
+    return _parse("--shape", text, list(SHAPES))
 
 
 def parse_parts(text: str) -> frozenset[GpuPart]:
     """As people write them, with commas. Raises ConfigError."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in set(GpuPart)]
-    if unknown or not names:
-        raise ConfigError(f"--only {text!r}: name some of {', '.join(GpuPart)}, with commas")
-    return frozenset(GpuPart(name) for name in names)
+    return frozenset(GpuPart(name) for name in _parse("--only", text, list(GpuPart)))
+
+
+def _parse(option: str, text: str, known: Sequence[str]) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names or any(name not in known for name in names):
+        raise ConfigError(f"{option} {text!r}: name some of {', '.join(known)}, with commas")
+    return names
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ import torch
 from quire.bench import anystore
 from quire.bench.gpu.driving import Drive, Tokens
 from quire.bench.gpu.floors import MachineSpeed, Needs, measure
-from quire.bench.gpu.memory_model import RandomModel, write_outline
 from quire.bench.gpu.plan import GpuPlan
+from quire.bench.gpu.random_model import RandomModel, write_outline
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig
 from quire.errors import StoreError

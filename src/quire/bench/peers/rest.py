@@ -15,26 +15,39 @@ LONGEST_S = 10.0
 _NS = 1_000_000_000
 
 
-def wait_for_rest(processes: Iterable[int]) -> None:
-    """Until they want next to nothing of the processor, or for LONGEST_S."""
+def wait_for_rest(processes: Iterable[int]) -> bool:
+    """Until they want next to nothing of the processor, or for LONGEST_S; whether they rest."""
     watched = list(processes)
     until = time.monotonic() + LONGEST_S
     used, looked = _used_s(watched), time.monotonic()
     while time.monotonic() < until:
         time.sleep(LOOK_S)
         now, at = _used_s(watched), time.monotonic()
-        if now - used <= AT_REST * (at - looked):
-            return
+        if now - used <= AT_REST * (at - looked) and not _wants_to_run(watched):
+            return True
         used, looked = now, at
+    return False
 
 
 def _used_s(processes: list[int]) -> float:
     """Time on a processor or waiting for one, of all their threads."""
-    return sum(_of_thread(path) for one in processes for path in _threads(one)) / _NS
+    return sum(_of_thread(path) for one in processes for path in _threads(one, "schedstat")) / _NS
 
 
-def _threads(process: int) -> list[Path]:
-    return list(Path(f"/proc/{process}/task").glob("*/schedstat"))
+def _wants_to_run(processes: list[int]) -> bool:
+    """Who has not come to it since the last look has not been counted as waiting either."""
+    return any(_state(path) == "R" for one in processes for path in _threads(one, "stat"))
+
+
+def _state(path: Path) -> str:
+    try:
+        return path.read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):  # it has ended
+        return ""
+
+
+def _threads(process: int, file: str) -> list[Path]:
+    return list(Path(f"/proc/{process}/task").glob(f"*/{file}"))
 
 
 def _of_thread(path: Path) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from quire.bench.serve.chatting import ANYWHERE, TIERS, ChatAnswer, Verdict
@@ -81,18 +82,9 @@ def _throughput(answers: Sequence[ChatAnswer], duration_s: float) -> dict[str, f
 
 
 def _sample(sample: Sample) -> Result:
-    answer = sample.answer
-    return {
-        "session": sample.session,
-        "round": sample.round,
-        "started_s": round(sample.started_s, 4),
-        "verdict": answer.verdict.value,
-        "problem": answer.problem,
-        "ttft_s": answer.ttft_s,
-        "tpot_s": answer.tpot_s,
-        "total_s": answer.total_s,
-        "prompt_tokens": answer.prompt_tokens,
-        "output_tokens": answer.output_tokens,
-        "cached": None if answer.cached is None else dict(answer.cached),
-        "finish_reason": answer.finish_reason,
-    }
+    answer = asdict(sample.answer) | {"tpot_s": sample.answer.tpot_s}
+    for name in ("text", "prompt_ids", "output_ids"):
+        del answer[name]
+    about = {"session": sample.session, "round": sample.round}
+    started = {"started_s": round(sample.started_s, 4)}
+    return about | started | answer | {"verdict": sample.answer.verdict.value}

@@ -86,9 +86,11 @@ def _ttft_by_round(result: Result, axes: Axes) -> None:
         values = [sample["ttft_s"] for sample in own]
         axes.scatter(spread, values, s=14, color=_INK, alpha=0.35, linewidths=0)
     low, high = line(0.25), line(0.75)
-    axes.fill_between(rounds, low, high, color=_ACCENT, alpha=0.12, linewidth=0, label="p25–p75")
+    axes.fill_between(rounds, low, high, color=_ACCENT, alpha=0.12, lw=0, label="half of them")
     axes.plot(rounds, line(0.5), color=_ACCENT, marker="o", linewidth=2, label="median")
-    axes.plot(rounds, line(0.9), color=_ACCENT, linestyle="--", linewidth=1, label="p90")
+    axes.plot(
+        rounds, line(0.9), color=_ACCENT, linestyle="--", linewidth=1, label="nine in ten are below"
+    )
     rate, uncached = seconds_per_token(samples), []
     if rate is not None:
         uncached = [percentile([uncached_s(each, rate) for each in own], 0.5) for own in by_round]

@@ -26,6 +26,7 @@ from quire.bench.serve.conversations import (
     ChatSession,
     ChatTurn,
     ChatWorkload,
+    Json,
     Shape,
     recorded,
     synthetic,
@@ -88,7 +89,7 @@ class _Talk:
     """A session under way."""
 
     session: ChatSession
-    messages: list[dict[str, Any]]
+    messages: list[Json]
     next_turn: int = 0
     known_tokens: int = 0
     """Of the history, as far as the server has told."""
@@ -192,34 +193,27 @@ async def _look_up(client: httpx.AsyncClient, target: ServerTarget) -> tuple[str
     return name, context if isinstance(context, int) else None
 
 
+@dataclass(slots=True)
 class _Run:
     """One run: makes the requests and keeps what came of them."""
 
-    def __init__(
-        self,
-        client: httpx.AsyncClient,
-        target: ServerTarget,
-        model: str,
-        context: int | None,
-        reuse: Reuse | None = None,
-    ) -> None:
-        """`reuse`: who is told of every prompt's tokens, for which the server is asked."""
-        self._reuse = reuse
-        self.samples: list[Sample] = []
-        self._client = client
-        self._target = target
-        self._model = model
-        self._context = context
-        self._chars_per_token = 4.0
+    client: httpx.AsyncClient
+    target: ServerTarget
+    model: str
+    context: int | None
+    reuse: Reuse | None
+    """Who is told of every prompt's tokens, for which the server is asked."""
+    samples: list[Sample] = field(default_factory=list)
+    chars_per_token: float = 4.0
 
     async def calibrate(self, content: str) -> float:
         """Characters per token of such text, asked of the server by a prompt of its own."""
         answer = await self._ask([{"role": "user", "content": content}], 1)
         if answer.verdict is not Verdict.GOOD:
-            raise EngineError(f"{self._target.url} does not answer as it should: {answer.problem}")
+            raise EngineError(f"{self.target.url} does not answer as it should: {answer.problem}")
         if answer.prompt_tokens:
-            self._chars_per_token = len(content) / answer.prompt_tokens
-        return self._chars_per_token
+            self.chars_per_token = len(content) / answer.prompt_tokens
+        return self.chars_per_token
 
     async def talk(self, talks: Sequence[_Talk], concurrency: int, progress: Count) -> float:
         """All of them to their end; seconds it took."""
@@ -247,7 +241,7 @@ class _Run:
         return perf_counter() - start
 
     def _fits(self, talk: _Talk, turn: ChatTurn) -> bool:
-        if self._context is None:
+        if self.context is None:
             return True
         if turn.is_whole_history:
             known_tokens, new_chars = 0, _MARGIN * len(text_of(turn))
@@ -255,42 +249,39 @@ class _Run:
             known_tokens = talk.known_tokens
             new = turn.messages if known_tokens else [*talk.messages, *turn.messages]
             new_chars = sum(len(message["content"]) for message in new)
-        new_tokens = new_chars / self._chars_per_token + _TEMPLATE_TOKENS
-        return known_tokens + new_tokens + turn.max_tokens <= self._context
+        new_tokens = new_chars / self.chars_per_token + _TEMPLATE_TOKENS
+        return known_tokens + new_tokens + turn.max_tokens <= self.context
 
     async def _turn(self, talk: _Talk, turn: ChatTurn, start: float) -> None:
         if turn.is_whole_history:
             talk.messages = []
         talk.messages += turn.messages
         started_s = perf_counter() - start
-        num_before = 0 if self._reuse is None else self._reuse.num_computed
+        num_before = 0 if self.reuse is None else self.reuse.num_computed
         answer = await self._ask(talk.messages, turn.max_tokens, turn.tools)
-        if self._reuse is not None and answer.prompt_ids:
-            self._reuse.add(talk.session.name, talk.messages, turn.tools, answer, num_before)
+        if self.reuse is not None and answer.prompt_ids:
+            self.reuse.add(talk.session.name, talk.messages, turn.tools, answer, num_before)
         talk.next_turn += 1
         self.samples.append(Sample(talk.session.name, talk.next_turn, started_s, answer))
         talk.messages.append({"role": "assistant", "content": answer.text})
         talk.known_tokens = (answer.prompt_tokens or 0) + (answer.output_tokens or 0)
 
     async def _ask(
-        self,
-        messages: list[dict[str, Any]],
-        max_tokens: int,
-        tools: Sequence[dict[str, Any]] = (),
+        self, messages: list[Json], max_tokens: int, tools: Sequence[Json] = ()
     ) -> ChatAnswer:
-        body: dict[str, Any] = {
-            "model": self._model,
+        body: Json = {
+            "model": self.model,
             "messages": messages,
             "max_tokens": max_tokens,
             "temperature": 0,
         }
         if tools:
             body["tools"] = list(tools)
-        if self._reuse is not None:
+        if self.reuse is not None:
             body["return_token_ids"] = True
-        if self._target.ignore_eos:
+        if self.target.ignore_eos:
             body["ignore_eos"] = True
-        return await stream(self._client, CHAT, body, timeout_s=self._target.timeout_s)
+        return await stream(self.client, CHAT, body, timeout_s=self.target.timeout_s)
 
 
 def _begin(session: ChatSession) -> _Talk:

@@ -15,19 +15,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from quire.bench.gpu.driving import Drive
-from quire.bench.gpu.random_model import write_model
+from quire.bench.gpu.random_model import RandomModel, write_outline
 from quire.bench.speculate.imposed import Imposed, write_random_head
 from quire.bench.speculate.prompt_lines import PromptSet, Tokens, random_workload
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig
 from quire.engine.draft.kinds import DraftKind
+from quire.engine.forward.dense import DenseModel
 from quire.engine.messages import SamplingParams
-from quire.models import describe
 from quire.progress import Progress
 
 OFF = DraftKind.OFF.value
@@ -77,15 +77,16 @@ def run(
     """Raises ConfigError, ModelError, EngineError."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quire-bench-")))
-        model, head = _model(plan, folder)
-        if plan.shape:
-            workloads = [random_workload(describe(model).vocab_size, count=4, max_tokens=512)]
+        speaking = _speaking(plan, folder)
+        if speaking.made is not None:
+            vocabulary = speaking.made.spec.vocab_size
+            workloads = [random_workload(vocabulary, count=4, max_tokens=512)]
         before = os.getloadavg()
         ways = [OFF, *plan.ways]
         drives = {}
         for number, way in enumerate(ways):
             progress("engines", number, len(ways))
-            drives[way] = stack.enter_context(_drive(plan, model, head, way))
+            drives[way] = stack.enter_context(_drive(plan, speaking, way))
         rows = [_workload(plan, workload, drives, progress) for workload in workloads]
         same = all(way["same_answers"] for row in rows for way in row["ways"].values())
         return {
@@ -103,31 +104,43 @@ def run(
         }
 
 
-def _model(plan: SpeculatePlan, folder: Path) -> tuple[Path, str]:
-    """The model, and which head `eagle` means."""
+class _Speaking(NamedTuple):
+    """What all ways speak with."""
+
+    directory: Path
+    head: str = ""
+    """Which one `eagle` means."""
+    made: DenseModel | None = None
+    """If it is random: it is on no disk."""
+
+
+def _speaking(plan: SpeculatePlan, folder: Path) -> _Speaking:
     if plan.model is not None:
-        return plan.model, ""
-    model = folder / "model"
-    write_model(model, plan.shape, device=torch.device(plan.device))
-    write_random_head(folder / "head", model)
-    return model, f":{folder / 'head'}"
+        return _Speaking(plan.model)
+    directory, head = folder / "model", folder / "head"
+    spec = write_outline(directory, plan.shape)
+    write_random_head(head, directory)
+    made = RandomModel(spec, getattr(torch, plan.dtype), torch.device(plan.device)).make()
+    return _Speaking(directory, f":{head}", made)
 
 
 @contextlib.contextmanager
-def _drive(plan: SpeculatePlan, model: Path, head: str, way: str) -> Iterator[Drive]:
+def _drive(plan: SpeculatePlan, speaking: _Speaking, way: str) -> Iterator[Drive]:
+    head = speaking.head if way.startswith(DraftKind.EAGLE.value) else ""
     engine = build_engine(
         EngineConfig(
-            model=str(model),
+            model=str(speaking.directory),
             name=plan.name,
             device=plan.device,
             dtype=plan.dtype,
             device_bytes=plan.device_bytes,
             threads=plan.threads,
-            speculate=way + head if way.startswith(DraftKind.EAGLE.value) else way,
+            speculate=way + head,
             draft_tokens=plan.draft_tokens,
             max_running=plan.at_once,
         ),
         between=partial(Imposed, rate=plan.impose) if plan.impose is not None else None,
+        model=speaking.made,
     )
     try:
         yield Drive(engine)

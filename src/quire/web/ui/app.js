@@ -154,19 +154,30 @@ function remember(found, now) {
   for (const kept of [past.hits, past.ttft]) while (kept.length > KEPT) kept.shift();
 }
 
+// What the store's client counts, in words: as quire top says it.
+const TROUBLES = {
+  error: "Calls that failed", declined: "Calls not made", read: "Pages not read",
+  written: "Pages not written", mismatch: "Pages that were wrong",
+};
+
 function showStore(found) {
   if (!sum(found.quire_store_attached)) { lines("store", ["none: what is cached ends with the server"]); return; }
   const events = Object.fromEntries((found.quire_store_events_total || []).map(([labels, value]) => [labels.event, value]));
-  const bad = Object.entries(events).filter(([name, value]) => value > 0 &&
-    /^(error|mismatch|declined):|^(read|written):(?!ok|miss|cancelled)/.test(name));
+  const bad = {};
+  for (const name of Object.keys(events).sort()) {
+    const [kind, what] = name.split(":");
+    if (!events[name] || !(kind in TROUBLES) || ["ok", "miss", "cancelled"].includes(what)) continue;
+    (bad[kind] ||= []).push(`${events[name].toLocaleString()} ${what.replaceAll("_", " ")}`);
+  }
   const opened = events.breaker_opened || 0, stores = found.quire_store_answers || [];
   const silent = stores.filter(([, answers]) => !answers).map(([labels]) => labels.store);
   const which = stores.length > 1 ? `Store ${silent.join(", ")} does` : "Does";
   lines("store", [
     silent.length ? `${which} NOT answer: the breaker is open, it is asked again after a while` : "Answers",
-    opened ? `Breaker: opened ${opened.toLocaleString()} times so far` : "Breaker: closed, and was never open",
+    opened ? `Breaker: opened ${times(opened)} so far` : "Breaker: closed, and was never open",
     `${(events["read:ok"] || 0).toLocaleString()} pages read, ${(events["written:ok"] || 0).toLocaleString()} written`,
-    bad.length ? bad.map(([name, value]) => `${name} ${value.toLocaleString()}`).join(", ") : "No failures",
+    ...Object.entries(bad).map(([kind, counts]) => `${TROUBLES[kind]}: ${counts.join(", ")}`),
+    ...(Object.keys(bad).length ? [] : ["No failures"]),
   ]);
   $("store").firstChild.className = silent.length ? "bad" : "good";
 }

@@ -26,6 +26,10 @@ function short(number) {
   return number >= 10 || Number.isInteger(number) ? String(Math.round(number)) : number.toPrecision(2);
 }
 
+function times(count) {
+  return `${count.toLocaleString()} time${count === 1 ? "" : "s"}`;
+}
+
 // Columns of what was found where, one per look; the latest on the right.
 function drawHits(chart, samples, count, seconds) {
   const total = (each) => TIERS.reduce((sum, tier) => sum + (each[tier] || 0), 0);
@@ -91,7 +95,7 @@ function drawTree(chart, runs, widthOf, told) {
       "fill-opacity": warmth.toFixed(2) });
     const where = ["device", "host", "store"].filter((each) => run[each]).join(", ");
     const words = `Pages ${run.first} to ${run.last} of a prompt: on ${where || "no tier"}, ` +
-      `used ${run.hits} times, the last time ${run.age} uses of others ago; ` +
+      `used ${times(run.hits)}, the last time ${run.age} uses of others ago; ` +
       (run.tenant ? `tenant ${run.tenant}` : "no tenant");
     box.append(svg("title", {}, words));
     for (const kind of ["click", "mouseenter"]) box.addEventListener(kind, () => told(words));
