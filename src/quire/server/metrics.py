@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from quire.engine.messages import (
     CachedTokens,
     DraftStatus,
+    EngineInfo,
     EngineStatus,
     HandoverStatus,
     StoreStatus,
@@ -152,8 +153,23 @@ ENGINE_METRICS = (
          "Bytes of pages received from other engines, by transport.", ("transport",)),
 )  # fmt: skip
 
-METRICS = SERVER_METRICS + ENGINE_METRICS
-_ENGINE_SPECS = {spec.name: spec for spec in ENGINE_METRICS}
+LOAD_METRICS = (
+    Spec("vllm:num_requests_running", GAUGE,
+         "As quire_running_requests, by the name that routers of vLLM servers read (llm-d's).",
+         ("model_name",)),
+    Spec("vllm:num_requests_waiting", GAUGE,
+         "As quire_waiting_requests, by that name.", ("model_name",)),
+    Spec("vllm:kv_cache_usage_perc", GAUGE,
+         "Share of the device's pages that requests use, 1 for all of them; what is only cached "
+         "counts as free, as it does in vLLM.", ("model_name",)),
+    Spec("vllm:cache_config_info", GAUGE,
+         "1, with the tokens of a page and the pages of the device.",
+         ("model_name", "block_size", "num_gpu_blocks")),
+)  # fmt: skip
+"""How busy it is, for routers that do not know us."""
+
+METRICS = SERVER_METRICS + ENGINE_METRICS + LOAD_METRICS
+_COLLECTED = {spec.name: spec for spec in ENGINE_METRICS + LOAD_METRICS}
 
 _MATCHED = {"matched_device_pages": "device", "matched_host_pages": "host"}
 _EVICTED = {
@@ -204,8 +220,11 @@ class Metrics:
         """Of one choice, from now."""
         return Timing(clock, self.generated_tokens, self._first_token, self._per_token)
 
-    def exposition(self, status: EngineStatus | None, *, is_up: bool) -> bytes:
+    def exposition(
+        self, status: EngineStatus | None, *, is_up: bool, info: EngineInfo | None = None
+    ) -> bytes:
         self._engine.status = status or self._engine.status
+        self._engine.info = info or self._engine.info
         self._engine.is_up = is_up
         return self._instruments.exposition()
 
@@ -249,6 +268,7 @@ class _EngineCollector(Collector):
 
     def __init__(self) -> None:
         self.status: EngineStatus | None = None
+        self.info: EngineInfo | None = None
         self.is_up = False
 
     def describe(self) -> Iterable[Metric]:
@@ -257,7 +277,7 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for name, labels, value in self._samples():
-            spec = _ENGINE_SPECS[name]
+            spec = _COLLECTED[name]
             if name not in families:
                 family = CounterMetricFamily if spec.kind is COUNTER else GaugeMetricFamily
                 families[name] = family(name, spec.help, labels=spec.labels)
@@ -303,6 +323,19 @@ class _EngineCollector(Collector):
             yield from _drafted(status.drafts)
         if status.handover is not None:
             yield from _handed_over(status.handover)
+        if self.info is not None:
+            yield from _busy(status, self.info)
+
+
+def _busy(status: EngineStatus, info: EngineInfo) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    yield "vllm:num_requests_running", (info.name,), status.running
+    yield "vllm:num_requests_waiting", (info.name,), status.waiting
+    for tier in status.tiers:
+        if (tier.name, tier.component) == ("device", "full"):
+            share = tier.locked_pages / max(1, tier.num_pages)
+            yield "vllm:kv_cache_usage_perc", (info.name,), share
+            about = info.name, str(info.page_size), str(tier.num_pages)
+            yield "vllm:cache_config_info", about, 1
 
 
 def _stood(status: StoreStatus) -> Iterator[tuple[str, tuple[str, ...], float]]:
