@@ -149,8 +149,7 @@ class EnginePeering:
             *(about[name] for name in ("stage", "restored", "received", "seconds")),
             extra={"fields": {"event": "handover"} | about},
         )
-        if trace:
-            self.handed.append(Handed(trace, False, handover.began_s, now, about))
+        self.handed.append(Handed(trace, False, handover.began_s, now, about))
 
     def _gave(self, handout: Handout) -> None:
         """The line of the other side."""
@@ -163,8 +162,7 @@ class EnginePeering:
             about["seconds"],
             extra={"fields": {"event": "handout"} | about},
         )
-        if trace:
-            self.handed.append(Handed(trace, True, handout.began_s, now, about))
+        self.handed.append(Handed(trace, True, handout.began_s, now, about))
 
 
 @dataclass(frozen=True, slots=True)

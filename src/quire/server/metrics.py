@@ -18,6 +18,7 @@ from quire.engine.messages import (
     DraftStatus,
     EngineInfo,
     EngineStatus,
+    Handed,
     HandoverStatus,
     StoreStatus,
 )
@@ -39,6 +40,10 @@ SERVER_METRICS = (
          "From a choice's start, after tokenising, to its first token.", (), _FIRST_TOKEN),
     Spec("quire_time_per_output_token_seconds", HISTOGRAM,
          "Mean time between the tokens of a choice, after the first.", (), _PER_TOKEN),
+    Spec("quire_handover_stage_seconds", HISTOGRAM,
+         "Of hand-overs that have ended: looked (until it was known what is here), moved (until "
+         "the rest had come), gave (to another engine, until that needed no more).",
+         ("stage",), _SECONDS),
     Spec("quire_prompt_tokens_total", COUNTER, "Tokens of prompts given to the engine."),
     Spec("quire_generated_tokens_total", COUNTER, "Tokens generated."),
     Spec("quire_cached_tokens_total", COUNTER,
@@ -211,6 +216,21 @@ class Metrics:
         self._cached_tokens = counter("quire_cached_tokens_total")
         self._first_token = histogram("quire_time_to_first_token_seconds")
         self._per_token = histogram("quire_time_per_output_token_seconds")
+        self._handover_stages = histogram("quire_handover_stage_seconds")
+        for stage in ("looked", "moved", "gave"):
+            self._handover_stages.labels(stage)
+
+    def handed_over(self, handed: Handed) -> None:
+        seconds, stages = handed.ended_s - handed.began_s, self._handover_stages
+        if handed.is_giver:
+            stages.labels("gave").observe(seconds)
+            return
+        moving_s = handed.about.get("moving_s")
+        if moving_s is None:
+            stages.labels("looked").observe(seconds)
+        else:
+            stages.labels("looked").observe(max(0.0, seconds - float(moving_s)))
+            stages.labels("moved").observe(float(moving_s))
 
     def cached(self, tokens: CachedTokens) -> None:
         for tier in tokens.__struct_fields__:

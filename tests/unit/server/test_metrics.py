@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.engine.messages import CountedTime, DraftStatus, GetStatus, HandoverStatus
+from quire.engine.messages import CountedTime, DraftStatus, GetStatus, Handed, HandoverStatus
 from quire.server.metrics import LOAD_METRICS, METRICS, Metrics
 from quire.web.guards import endpoint_of
 from quire.web.metrics import COUNTER, reference
@@ -21,6 +21,7 @@ COUNTERS = {
 }
 
 
+STAGES = ("looked", "moved", "gave")
 HANDOVER = HandoverStatus(
     open=1,
     sent_pages=2,
@@ -175,6 +176,17 @@ def test_unknown_paths_are_one_label():
 def test_every_endpoint_is_a_label_of_its_own():
     paths = Rig().app.openapi()["paths"]
     assert [endpoint_of(path) for path in paths] == [*paths]
+
+
+def test_stages_of_hand_overs_are_told_apart():
+    """Of one that never came so far as to move, all was looking."""
+    metrics = Metrics()
+    for about, is_giver in (({"moving_s": 1.25}, False), ({}, False), ({}, True)):
+        metrics.handed_over(Handed("", is_giver, 10.0, 12.0, about))
+    found = samples(metrics.exposition(None, is_up=True).decode())
+    stages = {stage: found["quire_handover_stage_seconds_sum", stage] for stage in STAGES}
+    assert stages == {"looked": 0.75 + 2.0, "moved": 1.25, "gave": 2.0}
+    assert found["quire_handover_stage_seconds_count", "looked"] == 2
 
 
 def test_servers_do_not_share_figures():
