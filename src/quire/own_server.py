@@ -31,6 +31,8 @@ Say = Callable[[str, str], None]
 
 COMMAND = (sys.executable, "-m", "quire.cli", "serve", "--child")
 
+_MAX_LINE_BYTES = 1 << 20
+"""A traceback is one line of JSON: of one that is longer still, the end is what is told."""
 _STOP_S = 20.0
 _ORPHAN_GRACE_S = 10.0
 
@@ -59,6 +61,7 @@ class Child:
             stderr=asyncio.subprocess.PIPE,
             env=environ,
             start_new_session=True,
+            limit=_MAX_LINE_BYTES,
         )
         self._listening = asyncio.create_task(self._listen())
 
@@ -69,7 +72,7 @@ class Child:
     async def ready(self) -> ChildReady:
         """Raises EngineError if it ends before."""
         assert self._process.stdout is not None
-        line = await self._process.stdout.readline()
+        line = await _next_line(self._process.stdout)
         if not line:
             raise EngineError(await self.gone())
         try:
@@ -105,11 +108,20 @@ class Child:
 
     async def _listen(self) -> None:
         assert self._process.stderr is not None
-        while line := await self._process.stderr.readline():
+        while line := await _next_line(self._process.stderr):
             text = line.decode("utf-8", "replace").rstrip()
             if text:
                 self._last_words.append(text)
                 self._say(self.name, text)
+
+
+async def _next_line(stream: asyncio.StreamReader) -> bytes:
+    """Empty: there is none any more. Whatever the child says is read, or it would stand still."""
+    while True:
+        try:
+            return await stream.readline()
+        except ValueError:  # too long: what there was of it is gone
+            continue
 
 
 def announce(url: str, info: EngineInfo) -> None:

@@ -53,6 +53,11 @@ def test_the_last_words_of_a_child_explain_an_end_but_no_kill():
     assert ended(said + "sys.exit(2)") == "the decode server ended with code 2: ready"
 
 
+def test_a_child_that_says_more_in_a_line_than_anybody_reads_goes_on_and_is_heard():
+    said = "import sys; sys.stderr.write('x' * (3 << 20) + '\\nquire: no room\\n'); sys.exit(2)"
+    assert ended(said) == "the decode server ended with code 2: no room"
+
+
 @pytest.mark.parametrize(
     ("fields", "wanted"),
     [

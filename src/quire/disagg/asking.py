@@ -128,7 +128,7 @@ class Asking:
             self._next(handover, f"{link}: takes no messages")
             return
         handover.tries += 1
-        handover.peer = link
+        handover.peer, handover.asked = link, name
         handover.current = Try(name, link, first, intake, now, reached=first)
         handover.progress_s = now
         self.by_id[name] = handover

@@ -105,6 +105,19 @@ class Handout:
     """Pages that had been queued before it, of all that ever were."""
 
 
+def describe_handout(handout: Handout, now: float) -> dict[str, str | int | float]:
+    """One hand-over as who asked for it has it, for a log line. Sizes in pages."""
+    return {
+        "id": handout.ask.id,
+        "peer": handout.link,
+        "first": handout.ask.first,
+        "last": handout.ask.last,
+        "offers": handout.offers,
+        "completed": int(handout.completed),
+        "seconds": round(now - handout.began_s, 4),
+    }
+
+
 class Giver:
     def __init__(
         self,

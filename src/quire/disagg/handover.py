@@ -154,7 +154,9 @@ class Handover:
     why: str = ""
     """Of the last thing that went wrong."""
     peer: str = ""
-    """The last that was asked."""
+    """The last that was asked …"""
+    asked: str = ""
+    """… and by what name: that peer tells of it under the same."""
 
     def __post_init__(self) -> None:
         self.least = self.wanted if self.compute else 0
@@ -170,6 +172,7 @@ def describe(handover: Handover, now: float) -> dict[str, str | int | float]:
     about: dict[str, str | int | float] = {
         "request": handover.owner,
         "stage": stage.value,
+        "id": handover.asked,
         "peer": handover.peer,
         "tries": handover.tries,
         "wanted": handover.wanted,

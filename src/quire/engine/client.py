@@ -137,8 +137,8 @@ class EngineClient:
         """The outputs of one request; the last one has `finish`. Leaving the block early aborts.
         `prefill`: for decode servers, page servers to ask instead of those of the configuration.
         `cache`: what is to be done with the prompt's pages afterwards. `said`: tokens of the answer
-        that there are already; the outputs are those after them. `trace`: of its hand-overs is told
-        to `on_handed`, under this name."""
+        that there are already; the outputs are those after them. `trace`: its hand-overs are told
+        to `on_handed` under this name."""
         request = RequestId(f"r{next(self._ids)}")
         queue: asyncio.Queue[Output] = asyncio.Queue()
         self._outputs[request] = queue

@@ -161,9 +161,10 @@ class Outputs(_Message, frozen=True, tag="outputs"):
 
 
 class Handed(_Message, frozen=True, tag="handed"):
-    """A hand-over that has ended, of a request that is traced, here or at the peer that asked."""
+    """A hand-over that has ended, of a request here or at the peer that asked."""
 
     trace: str
+    """Empty: the request is not traced."""
     is_giver: bool
     began_s: float
     ended_s: float

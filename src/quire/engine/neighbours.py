@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from quire.disagg.config import ReceiverConfig
 from quire.disagg.exchange import Exchange
-from quire.disagg.giving import Giver, Handout
+from quire.disagg.giving import Giver, Handout, describe_handout
 from quire.disagg.handover import Handover, describe
 from quire.disagg.receiving import Receiver
 from quire.engine.config import EngineConfig, Role
@@ -144,26 +144,25 @@ class EnginePeering:
         now, trace = time.monotonic(), handover.prompt.trace
         about = describe(handover, now)
         logger.info(
-            "hand-over of %s from %s: %s; %s pages brought back here, %s received, in %s s",
-            *(about[name] for name in ("request", "peer", "stage", "restored", "received")),
-            about["seconds"],
+            "hand-over of %s from %s%s: %s; %s pages brought back here, %s received, in %s s",
+            *(about["request"], about["peer"], f" as {about['id']}" if about["id"] else ""),
+            *(about[name] for name in ("stage", "restored", "received", "seconds")),
             extra={"fields": {"event": "handover"} | about},
         )
-        if trace:
-            self.handed.append(Handed(trace, False, handover.began_s, now, about))
+        self.handed.append(Handed(trace, False, handover.began_s, now, about))
 
     def _gave(self, handout: Handout) -> None:
-        ask = handout.ask
-        if ask.trace:
-            about: dict[str, str | int | float] = {
-                "peer": handout.link,
-                "first": ask.first,
-                "last": ask.last,
-                "offers": handout.offers,
-                "completed": int(handout.completed),
-            }
-            began_s, now = handout.began_s, time.monotonic()
-            self.handed.append(Handed(ask.trace, True, began_s, now, about))
+        """The line of the other side."""
+        now, trace = time.monotonic(), handout.ask.trace
+        about = describe_handout(handout, now)
+        logger.info(
+            "hand-over to %s as %s: pages %s to %s, %s, in %s s",
+            *(about[name] for name in ("peer", "id", "first", "last")),
+            "all given" if handout.completed else "ended before all were given",
+            about["seconds"],
+            extra={"fields": {"event": "handout"} | about},
+        )
+        self.handed.append(Handed(trace, True, handout.began_s, now, about))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,13 @@
 A node has at most one live load per component; a second request joins it. Failing to allocate
 changes nothing: a nearer point to go on from is tried, and the request recomputes the rest. A load
 that fails condemns its device pages (DRAINING): they are freed when the last request that counted
-on them has let go. With several components it fails as a whole, since none is of use without the
-others.
+on them has let go; whoever only saw them coming lets go at once. With several components it fails
+as a whole, since none is of use without the others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -72,8 +73,12 @@ class _Needs:
 
 
 class Loader:
-    def __init__(self, core: Core, states: States | None, costs: CostModel) -> None:
+    def __init__(
+        self, core: Core, states: States | None, costs: CostModel, leases: Set[Lease]
+    ) -> None:
+        """`leases`: all there are."""
         self._core = core
+        self._leases = leases
         self._costs = costs
         self._states = states
         self._spans: dict[OperationId, _Span] = {}
@@ -307,6 +312,27 @@ class Loader:
             elif not lease.loads and lease.load_state is LoadState.LOADING:
                 lease.load_state = LoadState.IDLE
         span.waiting.clear()
+        if self._condemned:
+            self._let_go_of_condemned()
+
+    def _let_go_of_condemned(self) -> None:
+        """Those that came while pages were on their way protect them, and the host's copies, but
+        count on the host's alone. Of what is condemned now they let go: one of them may need the
+        room to compute, and nobody else could give it."""
+        core = self._core
+        for lease in self._leases:
+            if lease.load_state is not LoadState.FAILED and any(
+                self._is_condemned(guard) for guard in lease.guards
+            ):
+                old, lease.guards = lease.guards, core.protect(lease.tail, lease.device_tail)
+                core.unprotect(old)
+
+    def _is_condemned(self, guard: Guard) -> bool:
+        slot, tail, stop = guard
+        if slot not in self._slots:
+            return False
+        held = (node.held[slot] for node in self._core.tree.path(tail, stop))
+        return any(each is not None and each.state is DRAINING for each in held)
 
     def _lost_something(self, lease: Lease) -> bool:
         for component, slot in zip(self._core.components, self._slots, strict=True):

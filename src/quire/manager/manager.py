@@ -90,7 +90,7 @@ class CacheManager:
         # What only models of several components need is None for the others: it costs nothing.
         self._states = States(core) if len(core.components) > 1 else None
         self._writer = Writer(core)
-        self._loader = Loader(core, self._states, self.costs)
+        self._loader = Loader(core, self._states, self.costs, self.leases)
         self._fetches = Fetches(
             core, self.costs, self._advance, self._streamed, self._let_go_of_copies
         )

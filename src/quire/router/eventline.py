@@ -45,7 +45,8 @@ class EventLine(asyncio.Protocol):
         """Of the one who waits."""
         self._waits_since_s = self._loop.time()
         self._timeout_s = timeout_s
-        self._timer = self._loop.call_later(timeout_s, self._look)
+        self._timer: asyncio.TimerHandle | None = None
+        """Runs from when there is a connection: of one that never was nobody would end it."""
 
     @classmethod
     async def open(
@@ -101,7 +102,8 @@ class EventLine(asyncio.Protocol):
 
     def close(self) -> None:
         """Nobody reads any more. Harmless if it is closed."""
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._transport is not None:
             self._transport.abort()
 
@@ -110,6 +112,7 @@ class EventLine(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._timer = self._loop.call_later(self._timeout_s, self._look)
 
     def data_received(self, data: bytes) -> None:
         try:

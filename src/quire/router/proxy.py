@@ -47,6 +47,7 @@ from quire.web.errors import (
     shutting_down,
     unexpected,
 )
+from quire.web.guards import REQUEST_ID_HEADER, serving
 from quire.web.routes import RouterNote, signed
 
 if TYPE_CHECKING:
@@ -426,8 +427,10 @@ class _Models(msgspec.Struct):
 
 
 def _kept(headers: Mapping[str, str], *, is_vouched: bool) -> dict[str, str]:
+    """And the request's id, as the client is told it: the server's log has the same."""
     names = [name for name in _PASSED_ON if name in headers]
-    return {name: headers[name] for name in names if not (is_vouched and name == _CLIENTS_KEY)}
+    kept = {name: headers[name] for name in names if not (is_vouched and name == _CLIENTS_KEY)}
+    return kept | {REQUEST_ID_HEADER.decode(): serving.get()} if serving.get() else kept
 
 
 def _unavailable(message: str) -> ApiError:

@@ -194,7 +194,8 @@ def open_router(service: Service) -> APIRouter:
 
         async def exposition() -> bytes:
             status = await service.fresh_status()
-            return service.metrics.exposition(status, is_up=service.engine.failure is None)
+            is_up = service.engine.failure is None
+            return service.metrics.exposition(status, is_up=is_up, info=service.info)
 
         return await service.shared.get(request, exposition, CONTENT_TYPE)
 

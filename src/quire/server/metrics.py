@@ -16,7 +16,9 @@ from prometheus_client.registry import Collector
 from quire.engine.messages import (
     CachedTokens,
     DraftStatus,
+    EngineInfo,
     EngineStatus,
+    Handed,
     HandoverStatus,
     StoreStatus,
 )
@@ -38,6 +40,10 @@ SERVER_METRICS = (
          "From a choice's start, after tokenising, to its first token.", (), _FIRST_TOKEN),
     Spec("quire_time_per_output_token_seconds", HISTOGRAM,
          "Mean time between the tokens of a choice, after the first.", (), _PER_TOKEN),
+    Spec("quire_handover_stage_seconds", HISTOGRAM,
+         "Of hand-overs that have ended: looked (until it was known what is here), moved (until "
+         "the rest had come), gave (to another engine, until that needed no more).",
+         ("stage",), _SECONDS),
     Spec("quire_prompt_tokens_total", COUNTER, "Tokens of prompts given to the engine."),
     Spec("quire_generated_tokens_total", COUNTER, "Tokens generated."),
     Spec("quire_cached_tokens_total", COUNTER,
@@ -152,8 +158,23 @@ ENGINE_METRICS = (
          "Bytes of pages received from other engines, by transport.", ("transport",)),
 )  # fmt: skip
 
-METRICS = SERVER_METRICS + ENGINE_METRICS
-_ENGINE_SPECS = {spec.name: spec for spec in ENGINE_METRICS}
+LOAD_METRICS = (
+    Spec("vllm:num_requests_running", GAUGE,
+         "As quire_running_requests, by the name that routers of vLLM servers read (llm-d's).",
+         ("model_name",)),
+    Spec("vllm:num_requests_waiting", GAUGE,
+         "As quire_waiting_requests, by that name.", ("model_name",)),
+    Spec("vllm:kv_cache_usage_perc", GAUGE,
+         "Share of the device's pages that requests use, 1 for all of them; what is only cached "
+         "counts as free, as it does in vLLM.", ("model_name",)),
+    Spec("vllm:cache_config_info", GAUGE,
+         "1, with the tokens of a page and the pages of the device.",
+         ("model_name", "block_size", "num_gpu_blocks")),
+)  # fmt: skip
+"""How busy it is, for routers that do not know us."""
+
+METRICS = SERVER_METRICS + ENGINE_METRICS + LOAD_METRICS
+_COLLECTED = {spec.name: spec for spec in ENGINE_METRICS + LOAD_METRICS}
 
 _MATCHED = {"matched_device_pages": "device", "matched_host_pages": "host"}
 _EVICTED = {
@@ -195,6 +216,21 @@ class Metrics:
         self._cached_tokens = counter("quire_cached_tokens_total")
         self._first_token = histogram("quire_time_to_first_token_seconds")
         self._per_token = histogram("quire_time_per_output_token_seconds")
+        self._handover_stages = histogram("quire_handover_stage_seconds")
+        for stage in ("looked", "moved", "gave"):
+            self._handover_stages.labels(stage)
+
+    def handed_over(self, handed: Handed) -> None:
+        seconds, stages = handed.ended_s - handed.began_s, self._handover_stages
+        if handed.is_giver:
+            stages.labels("gave").observe(seconds)
+            return
+        moving_s = handed.about.get("moving_s")
+        if moving_s is None:
+            stages.labels("looked").observe(seconds)
+        else:
+            stages.labels("looked").observe(max(0.0, seconds - float(moving_s)))
+            stages.labels("moved").observe(float(moving_s))
 
     def cached(self, tokens: CachedTokens) -> None:
         for tier in tokens.__struct_fields__:
@@ -204,8 +240,11 @@ class Metrics:
         """Of one choice, from now."""
         return Timing(clock, self.generated_tokens, self._first_token, self._per_token)
 
-    def exposition(self, status: EngineStatus | None, *, is_up: bool) -> bytes:
+    def exposition(
+        self, status: EngineStatus | None, *, is_up: bool, info: EngineInfo | None = None
+    ) -> bytes:
         self._engine.status = status or self._engine.status
+        self._engine.info = info or self._engine.info
         self._engine.is_up = is_up
         return self._instruments.exposition()
 
@@ -249,6 +288,7 @@ class _EngineCollector(Collector):
 
     def __init__(self) -> None:
         self.status: EngineStatus | None = None
+        self.info: EngineInfo | None = None
         self.is_up = False
 
     def describe(self) -> Iterable[Metric]:
@@ -257,7 +297,7 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for name, labels, value in self._samples():
-            spec = _ENGINE_SPECS[name]
+            spec = _COLLECTED[name]
             if name not in families:
                 family = CounterMetricFamily if spec.kind is COUNTER else GaugeMetricFamily
                 families[name] = family(name, spec.help, labels=spec.labels)
@@ -303,6 +343,19 @@ class _EngineCollector(Collector):
             yield from _drafted(status.drafts)
         if status.handover is not None:
             yield from _handed_over(status.handover)
+        if self.info is not None:
+            yield from _busy(status, self.info)
+
+
+def _busy(status: EngineStatus, info: EngineInfo) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    yield "vllm:num_requests_running", (info.name,), status.running
+    yield "vllm:num_requests_waiting", (info.name,), status.waiting
+    for tier in status.tiers:
+        if (tier.name, tier.component) == ("device", "full"):
+            share = tier.locked_pages / max(1, tier.num_pages)
+            yield "vllm:kv_cache_usage_perc", (info.name,), share
+            about = info.name, str(info.page_size), str(tier.num_pages)
+            yield "vllm:cache_config_info", about, 1
 
 
 def _stood(status: StoreStatus) -> Iterator[tuple[str, tuple[str, ...], float]]:

@@ -18,13 +18,13 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 
 from quire.engine.client import EngineClient
 from quire.engine.config import EngineConfig
-from quire.engine.messages import EngineInfo
+from quire.engine.messages import EngineInfo, Handed
 from quire.errors import ConfigError
 from quire.peer.address import join_address
 from quire.progress import Share
@@ -34,14 +34,11 @@ from quire.server.metrics import Metrics
 from quire.server.notices import watched
 from quire.server.recorder import Recorder, cannot_record
 from quire.server.service import Service
-from quire.server.telling import trace_handover
+from quire.server.telling import tell_handover
 from quire.text.prompting import Prompting
 from quire.web.connections import GuardedConfig
 from quire.web.listening import Server, Stop, bind, finish_first, stop_signals, traced, url_of
 from quire.web.routes import Enrolment, enrolled
-
-if TYPE_CHECKING:
-    from quire.web.traced import Tracer
 
 OnReady = Callable[[str, EngineInfo], None]
 
@@ -64,7 +61,8 @@ async def serve(
             raise cannot_record(server_config.record, "it exists")
         metrics = Metrics()
         with traced(server_config.otlp, metrics.spans, engine_config.role) as tracer:
-            starting = _start(engine_config, server_config, on_progress, tracer)
+            on_handed = functools.partial(tell_handover, metrics=metrics, tracer=tracer)
+            starting = _start(engine_config, server_config, on_progress, on_handed)
             started = await _unless(stop, starting)
             if started is None:
                 return 0
@@ -106,7 +104,10 @@ def _recorder(config: ServerConfig, info: EngineInfo) -> Iterator[Recorder | Non
 
 
 async def _start(
-    config: EngineConfig, server: ServerConfig, on_progress: Share | None, tracer: Tracer | None
+    config: EngineConfig,
+    server: ServerConfig,
+    on_progress: Share | None,
+    on_handed: Callable[[Handed], None],
 ) -> tuple[EngineClient, Prompting]:
     """The tokenizer is loaded while the engine starts."""
     load = functools.partial(
@@ -118,13 +119,7 @@ async def _start(
     )
     loading = asyncio.create_task(asyncio.to_thread(load))
     try:
-        client = await EngineClient.start(
-            config,
-            on_progress=on_progress,
-            on_handed=functools.partial(trace_handover, tracer=tracer)
-            if tracer is not None
-            else None,
-        )
+        client = await EngineClient.start(config, on_progress=on_progress, on_handed=on_handed)
     except BaseException:
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)

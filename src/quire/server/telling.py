@@ -1,7 +1,7 @@
 """Answered: what is known of one choice when it ends, told to whoever wants to hear of all.
 
     a line in the log    with `--log-requests`
-    a span               with `--otlp`; and one for each hand-over
+    a span               with `--otlp`; and one for each hand-over, which is counted in any case
 
 Lengths and times, never a token. Knows what is counted of a choice, not how it was asked for. Which
 request it is of comes with the context that its tasks were made in: see `serving`.
@@ -17,6 +17,7 @@ from quire.engine.messages import CachedTokens, Handed
 from quire.web.guards import serving
 
 if TYPE_CHECKING:
+    from quire.server.metrics import Metrics
     from quire.web.traced import Tracer
 
 logger = logging.getLogger("quire.requests")
@@ -96,8 +97,14 @@ def trace_answer(answered: Answered, tracer: Tracer, header: str) -> None:
     )
 
 
-def trace_handover(handed: Handed, tracer: Tracer) -> None:
+def tell_handover(handed: Handed, metrics: Metrics, tracer: Tracer | None) -> None:
     """A hand-over has ended."""
+    metrics.handed_over(handed)
+    if tracer is not None and handed.trace:
+        trace_handover(handed, tracer)
+
+
+def trace_handover(handed: Handed, tracer: Tracer) -> None:
     tracer.tell_of_others(
         handed.trace,
         "give pages" if handed.is_giver else "receive pages",

@@ -79,16 +79,28 @@ class Backlog:
             fits = not self._closed and self._held_bytes + call.size_bytes <= self._max_bytes
             if fits:
                 self._held_bytes += call.size_bytes
-        self.counters.add({"back_pages" if fits else "back_dropped_pages": len(call.keys)})
-        if not fits:
+        waiting = self._copied(call) if fits else None
+        what = "back_dropped_pages" if waiting is None else "back_pages"
+        self.counters.add({what: len(call.keys)})
+        if waiting is None:
             return False
-        held = ExitStack()
-        held.enter_context(self._pages.writing(call.part, call.keys))
-        copied = call._replace(pages=[_copy(page) for page in call.pages])
         with self._changed:
-            self._calls.append(_Waiting(copied, held))
+            self._calls.append(waiting)
             self._changed.notify_all()
         return True
+
+    def _copied(self, call: PutCall) -> _Waiting | None:
+        """None: there is no memory for copies, and their room here is free again."""
+        with ExitStack() as held:
+            held.enter_context(self._pages.writing(call.part, call.keys))
+            try:
+                copied = call._replace(pages=[_copy(page) for page in call.pages])
+            except (OSError, MemoryError):
+                with self._changed:
+                    self._held_bytes -= call.size_bytes
+                    self._changed.notify_all()
+                return None
+            return _Waiting(copied, held.pop_all())
 
     def misses(self, parent: PageKey) -> bool:
         """Was this page turned away here, so that its whole path should be written again? Said

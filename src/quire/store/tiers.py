@@ -182,14 +182,16 @@ class Tiers:
         owners: Sequence[Owner | None] = (),
         used_ns: int | None = None,
     ) -> list[PageStatus]:
-        """Returns when all stores that are written through have let go of the pages."""
+        """Returns, or raises, when all stores that are written through have let go of the pages."""
         call = PutCall(part, keys, pages, parents, used_ns, owners)
         with ExitStack() as held:
             started = {}
             for index in self._through:
                 store = self._tiers[index].pages
                 held.enter_context(store.writing(part, keys))
-                started[index] = self._helpers[index].start(partial(call.to, store, deadline))
+                future = self._helpers[index].start(partial(call.to, store, deadline))
+                held.callback(_end, future)
+                started[index] = future
             answers = [_later(backlog, call) for backlog in self._backlogs.values()]
             for index, future in started.items():
                 answers.append(self._written(index, future, len(keys), deadline))
@@ -289,6 +291,12 @@ class Tiers:
         if self._clock() < self._unwilling_until[index]:
             return [PageStatus.REJECTED if s is _ORPHAN else s for s in statuses]
         return statuses
+
+
+def _end(call: Future[list[PageStatus]]) -> None:
+    """Whatever became of the others: while it runs, it uses the pages."""
+    if not call.cancel():
+        wait([call])
 
 
 def _by_store(

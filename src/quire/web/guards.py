@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from quire.web.traced import Tracer
 
 REQUEST_ID_HEADER = b"x-request-id"
+_REQUEST_ID = re.compile(rb"[\w.:/+=@-]{1,128}")
+"""What may stand in a log as it was sent."""
 
 serving: ContextVar[str] = ContextVar("serving", default="")
 """The id of the request that is being answered, as its client is told it. Tasks have that of the
@@ -70,6 +72,12 @@ def endpoint_of(path: str) -> str:
     return "/v1/models/{model}" if path.startswith("/v1/models/") else "other"
 
 
+def _request_id(scope: Scope) -> str:
+    """As whoever asks calls it, so that it is found in our log as in theirs; or one of our own."""
+    given = next((value for name, value in scope["headers"] if name == REQUEST_ID_HEADER), b"")
+    return given.decode() if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(8)}"
+
+
 def request_id_of(scope: Scope) -> str:
     return str(scope["quire.request_id"])
 
@@ -105,7 +113,7 @@ class Boundary:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answer = _Answer(send, f"req-{secrets.token_hex(8)}")
+        answer = _Answer(send, _request_id(scope))
         scope["quire.request_id"] = answer.request_id
         serving.set(answer.request_id)
         metrics, clock = self._service.metrics, self._service.clock

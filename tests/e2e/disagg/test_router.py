@@ -51,8 +51,19 @@ def test_many_at_once_and_all_servers_used_c29(fleet: Fleet) -> None:
             is_right(each, reply.result())
         now = [moved(fleet, node) for node in fleet.nodes]
         if all(then < pages for then, pages in zip(before, now, strict=True)):
+            for node in fleet.nodes:
+                wait_until(functools.partial(has_told, fleet, node), "how long it took is told")
             return
     pytest.fail(f"a server was never used: {before} pages moved before, {now} after")
+
+
+def has_told(fleet: Fleet, node: Node) -> bool:
+    """How long its part of hand-overs took."""
+    stage = "gave" if node in fleet.prefills else "moved"
+    with node.client() as http:
+        lines = http.get("/metrics").text.splitlines()
+    name = f'quire_handover_stage_seconds_count{{stage="{stage}"}}'
+    return any(line.startswith(name) and float(line.split()[-1]) > 0 for line in lines)
 
 
 def moved(fleet: Fleet, node: Node) -> int:

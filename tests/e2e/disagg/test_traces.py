@@ -1,5 +1,5 @@
 """One request through router, decode and prefill servers is one trace (`quire pd --otlp`), and its
-hand-over one line of the log."""
+hand-over one line of the log on either side."""
 
 import json
 import re
@@ -47,10 +47,19 @@ def test_a_request_its_hand_over_and_who_gave_the_pages_are_one_trace(tmp_path: 
     assert received.about["quire.handover.received"] == len(mine) // PAGE
     everything = [router, decode, generated, received, gave]
     assert {span.trace for span in everything} == {TRACE}
-    (line,) = [json.loads(line) for line in pd.log.splitlines() if '"event": "handover"' in line]
-    num_pages = received.about["quire.handover.received"]
+    lines = [json.loads(line) for line in pd.log.splitlines() if '"event": "hand' in line]
+    (line,) = [line for line in lines if line["event"] == "handover"]
+    num_pages, name = received.about["quire.handover.received"], re.escape(line["id"])
     assert re.fullmatch(
-        rf"hand-over of {line['request']} from tcp://[\d.:]+: {line['stage']}; "
+        rf"hand-over of {line['request']} from tcp://[\d.:]+ as {name}: {line['stage']}; "
         rf"0 pages brought back here, {num_pages} received, in {line['seconds']} s",
         line["message"],
+    )
+    (other,) = [line for line in lines if line["event"] == "handout"]
+    assert (line["server"], other["server"]) == ("decode", "prefill")
+    assert other["id"] == line["id"]
+    assert re.fullmatch(
+        rf"hand-over to [\w-]+ as {name}: pages 0 to {num_pages}, all given, "
+        rf"in {other['seconds']} s",
+        other["message"],
     )

@@ -8,7 +8,7 @@ import pytest
 from quire.config import PrefetchPolicy
 from quire.disagg.config import ReceiverConfig
 from quire.disagg.giving import Giver
-from quire.disagg.handover import AskedPrompt, Handover, Stage
+from quire.disagg.handover import AskedPrompt, Handover, Stage, describe
 from quire.disagg.receiving import Receiver
 from quire.messages import Fetch, Probe
 from quire.peer.hub import Hello
@@ -102,6 +102,16 @@ def test_prefill_is_asked_while_the_store_is_still_asked() -> None:
     (ask,) = looking.of(Ask)
     assert isinstance(ask, Ask)
     assert (ask.first, ask.last) == (0, PAGES)
+
+
+def test_what_is_told_of_it_names_it_as_the_peer_does() -> None:
+    """Also when it is over, and to whom nothing is asked any more."""
+    looking = Looking()
+    (ask,) = looking.of(Ask)
+    assert isinstance(ask, Ask)
+    assert describe(looking.handover, looking.rig.now)["id"] == ask.id
+    looking.receiver.cancel(looking.handover)
+    assert describe(looking.handover, looking.rig.now)["id"] == ask.id
 
 
 def test_what_the_store_brings_is_not_read_from_prefill() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
-from quire.disagg.giving import Giver
+from quire.disagg.giving import Giver, Handout, describe_handout
 from quire.keys import PrefixKey
 from quire.manager import Lease
 from quire.peer.messages import (
@@ -95,7 +97,14 @@ class Computing(NothingComputed):
 class Giving:
     """A giver over a scripted cache; what it says is kept."""
 
-    def __init__(self, mix: str = "full", *, at_once: int = 0, host: int = 64) -> None:
+    def __init__(
+        self,
+        mix: str = "full",
+        *,
+        at_once: int = 0,
+        host: int = 64,
+        on_end: Callable[[Handout], None] = lambda _: None,
+    ) -> None:
         self.rig = Rig(mix=mix, store=False, host=host)
         self.said: list[PeerMessage] = []
         self.computes = Computing(self.rig, at_once) if at_once else NothingComputed(self.rig)
@@ -104,6 +113,7 @@ class Giving:
             self.computes,
             clock=lambda: self.rig.now,
             send=self._send,
+            on_end=on_end,
         )
 
     def ask(self, key: PrefixKey, first: int, *, name: str = "a", priority: int = 0) -> Ask:
@@ -165,6 +175,23 @@ def test_what_is_remembered_of_refused_peers_is_bounded(monkeypatch: pytest.Monk
         giving.giver.received(LINK, giving.ask(key, 0, name=f"a{n}", priority=-1))
     assert [type(message) for message in giving.said] == [Refused] * 20
     assert len(giving.giver._over) == 8
+
+
+def test_it_is_told_of_under_the_name_by_which_it_was_asked_for() -> None:
+    """The receiver has the same in its log: see test_ahead.py."""
+    ended: list[Handout] = []
+    giving = Giving(on_end=ended.append)
+    key = giving.rig.doc(6, seed=1)
+    giving.rig.cache(key)
+    giving.giver.received(LINK, giving.ask(key, 2, name="d-7"))
+    giving.turn()
+    giving.rig.now += 0.25
+    giving.giver.received(LINK, Done("d-7"))
+    (handout,) = ended
+    about = describe_handout(handout, giving.rig.now)
+    assert (about["id"], about["peer"]) == ("d-7", LINK)
+    assert (about["first"], about["last"], about["completed"]) == (2, 6, 1)
+    assert about["seconds"] == 0.25
 
 
 def computing(giving: Giving) -> list[str]:

@@ -266,6 +266,31 @@ def test_failed_load_is_told_and_its_pages_come_back_c11(mix: str, part: str) ->
     rig.manager.release(again)
 
 
+def test_pages_of_a_failed_load_come_back_although_others_hold_the_prefix_c11(mix: str) -> None:
+    """They came while it was on its way, and have the host's copy. One that computes by itself then
+    needs the room; nobody else would ever give it."""
+    rig = Rig(mix=mix, device=8, store=False)
+    key = rig.doc(4, seed=1)
+    rig.cache_on_host(key)
+    first = rig.acquire(key)
+    rig.manager.load(first)
+    other, waiting = rig.acquire(key), rig.acquire(key)
+    rig.manager.yield_device(waiting)
+    rig.step()
+    rig.answer_all(Load, statuses=FAILED)
+    rig.manager.release(first)
+    assert (other.num_device, other.num_host) == (waiting.num_device, waiting.num_host) == (0, 4)
+    assert rig.free(Tier.DEVICE) == 8
+    assert not any(rig.used(Tier.DEVICE).values())
+    assert rig.manager.extend(other, 8)
+    rig.manager.release(other)
+    assert rig.manager.admit(waiting) == 4
+    assert rig.manager.load(waiting) == 4
+    rig.run()
+    rig.manager.release(waiting)
+    assert rig.matched(key) == (4, 0)
+
+
 def test_load_below_a_failed_load_fails_with_it_c11(mix: str) -> None:
     rig = Rig(mix=mix, store=False)
     key = rig.doc(4, seed=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -227,6 +228,26 @@ def test_a_slow_reader_stops_the_server() -> None:
             assert len(line._waiting) < 2 << 20
             assert len(await rest(line)) == total
             line.close()
+
+    run(main)
+
+
+def test_of_a_connection_that_never_was_nothing_is_left() -> None:
+    """As with a server whose certificate nobody trusts: each try would look at the clock for
+    ever."""
+
+    async def says(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"220 this is no TLS")
+        await writer.drain()
+
+    async def main() -> None:
+        async with serving(says) as url:
+            with pytest.raises(OSError):
+                await opened(url.replace("http:", "https:"))
+        while any(type(each) is EventLine for each in gc.get_objects()):
+            await asyncio.sleep(0.01)
+            gc.collect()
 
     run(main)
 

@@ -48,6 +48,20 @@ def test_an_answer_and_a_stream_are_those_of_the_decode_server():
     run(main)
 
 
+def test_a_request_has_one_id_for_the_client_the_router_and_the_server():
+    async def main():
+        async with rig() as router:
+            own = await router.complete(headers={"x-request-id": "mine-1"})
+            other = await router.complete()
+            stream = await router.chat(stream=True)
+            told = [each.headers["x-request-id"] for each in (own, other, stream)]
+            assert told[0] == "mine-1"
+            assert len(set(told)) == 3
+            assert [seen.headers["x-request-id"] for seen in router.decode[0].seen] == told
+
+    run(main)
+
+
 @contextlib.asynccontextmanager
 async def behind_tls(server: FakeServer, identity: Path):
     """Its address for those who speak TLS."""

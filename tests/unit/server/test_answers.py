@@ -482,6 +482,17 @@ def test_every_answer_has_an_id_of_its_own(rig):
     assert len(ids) == 3
 
 
+def test_an_answer_has_the_id_that_was_given_if_it_can_stand_in_a_log(rig):
+    def told(given: str) -> str:
+        headers = {"x-request-id": given}
+        return str(rig.request("GET", "/health", headers=headers).headers["x-request-id"])
+
+    for name in ("9c1a-44", "trace:1/span=2", "x" * 128):
+        assert told(name) == name
+    for name in ("", "two words", "x" * 129, 'a"b', "a,b"):
+        assert told(name).startswith("req-")
+
+
 def test_no_page_of_another_origin_is_told_anything(rig):
     response = rig.request("GET", "/v1/models", headers={"Origin": "https://evil.example"})
     assert not any(name.startswith("access-control") for name in response.headers)

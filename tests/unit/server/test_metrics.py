@@ -3,11 +3,11 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.engine.messages import CountedTime, DraftStatus, GetStatus, HandoverStatus
-from quire.server.metrics import METRICS, Metrics
+from quire.engine.messages import CountedTime, DraftStatus, GetStatus, Handed, HandoverStatus
+from quire.server.metrics import LOAD_METRICS, METRICS, Metrics
 from quire.web.guards import endpoint_of
 from quire.web.metrics import COUNTER, reference
-from unit.server.scripted import Rig, ScriptedEngine, status
+from unit.server.scripted import MODEL, Rig, ScriptedEngine, status
 
 COUNTERS = {
     "matched_device_pages": 1,
@@ -21,6 +21,7 @@ COUNTERS = {
 }
 
 
+STAGES = ("looked", "moved", "gave")
 HANDOVER = HandoverStatus(
     open=1,
     sent_pages=2,
@@ -82,8 +83,9 @@ def test_nothing_is_exposed_that_is_not_in_the_table(exposed):
 
 
 def test_names_begin_with_quire_and_are_unique():
+    """But those that others gave them."""
     names = [spec.name for spec in METRICS]
-    assert all(name.startswith("quire_") for name in names)
+    assert all(spec.name.startswith("quire_") for spec in METRICS if spec not in LOAD_METRICS)
     assert len(set(names)) == len(names)
     assert all((spec.kind is COUNTER) == spec.name.endswith("_total") for spec in METRICS)
 
@@ -98,6 +100,15 @@ def test_requests_are_counted_by_endpoint_and_status(exposed):
     assert found["quire_cached_tokens_total", "store"] == 4
     assert found[("quire_time_to_first_token_seconds_count",)] == 1
     assert found[("quire_time_per_output_token_seconds_count",)] == 1
+
+
+def test_routers_of_vllm_servers_read_how_busy_it_is_by_the_names_they_know(exposed):
+    """What is cached and used by nobody is room."""
+    found = samples(exposed)
+    assert found["vllm:num_requests_running", MODEL] == found[("quire_running_requests",)] == 1
+    assert found["vllm:num_requests_waiting", MODEL] == found[("quire_waiting_requests",)] == 2
+    assert found["vllm:kv_cache_usage_perc", MODEL] == 10 / 100
+    assert found["vllm:cache_config_info", "16", MODEL, "100"] == 1
 
 
 def test_the_engines_figures_have_their_own_metrics(exposed):
@@ -165,6 +176,17 @@ def test_unknown_paths_are_one_label():
 def test_every_endpoint_is_a_label_of_its_own():
     paths = Rig().app.openapi()["paths"]
     assert [endpoint_of(path) for path in paths] == [*paths]
+
+
+def test_stages_of_hand_overs_are_told_apart():
+    """Of one that never came so far as to move, all was looking."""
+    metrics = Metrics()
+    for about, is_giver in (({"moving_s": 1.25}, False), ({}, False), ({}, True)):
+        metrics.handed_over(Handed("", is_giver, 10.0, 12.0, about))
+    found = samples(metrics.exposition(None, is_up=True).decode())
+    stages = {stage: found["quire_handover_stage_seconds_sum", stage] for stage in STAGES}
+    assert stages == {"looked": 0.75 + 2.0, "moved": 1.25, "gave": 2.0}
+    assert found["quire_handover_stage_seconds_count", "looked"] == 2
 
 
 def test_servers_do_not_share_figures():

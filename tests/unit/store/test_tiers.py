@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
 from quire.errors import StoreError, StoreURLError
+from quire.store import backlog
 from quire.store.backlog import Backlog, PutCall
 from quire.store.base import Part, WriteWhen
 from quire.store.client import PageStore
@@ -316,6 +318,53 @@ def test_what_waits_to_be_written_is_bounded_and_counted(tiers, pages):
     assert counted["store1.back_pages"] == 3
     assert counted["store1.back_dropped_pages"] == 5
     slow.free.set()
+
+
+def test_what_there_is_no_memory_to_copy_is_not_written_later_and_counted(
+    tiers, pages, monkeypatch
+):
+    fast, slow = MemoryStore(), MemoryStore()
+    both = tiers((fast, THROUGH), (slow, BACK), backlog_bytes=pages.part.page_bytes)
+
+    def no_memory(page):
+        raise OSError(errno.ENOMEM, "no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backlog, "_copy", no_memory)
+        assert pages.put(both, 1) == [OK]
+    assert both.counters()["store1.back_dropped_pages"] == 1
+    assert pages.put(both, 2) == [OK]
+    until(lambda: len(slow._objects) == 1)  # its room was given back
+    assert len(fast._objects) == 2
+
+
+def test_nobody_is_given_the_pages_while_a_store_writes_them_whatever_another_fails_at(
+    tiers, pages, monkeypatch
+):
+    """Else what is there next is stored under their keys, sealed as right."""
+    stuck, other = Stuck(), MemoryStore()
+    both = tiers((stuck, THROUGH), (other, BACK))
+    page = pages.full(1)
+
+    def fail(*_):
+        until(lambda: stuck.waits)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Backlog, "add", fail)
+
+    def put_and_use_again():
+        with suppress(RuntimeError):
+            both.put(pages.part, pages.keys(1), [page], deadline=time.monotonic() + 60)
+        page[:] = pages.full(2)
+
+    writer = threading.Thread(target=put_and_use_again)
+    writer.start()
+    until(lambda: stuck.waits)
+    writer.join(0.2)
+    stuck.free.set()
+    writer.join()
+    until(lambda: stuck._objects)
+    assert pages.get(plain(stuck), 1) == [OK]
 
 
 def test_closing_writes_what_waits(tiers, pages):
