@@ -182,6 +182,9 @@ class Gathering(ThreadingHTTPServer):
         self.all_here = threading.Barrier(max(1, number), timeout=60)
         super().__init__(("127.0.0.1", 0), Asked)
 
+    def change(self) -> None:
+        """Asked to, and refuses."""
+
     def look(self, request: BaseHTTPRequestHandler) -> None:
         self.all_here.wait()
         request.send_response(404)
@@ -197,6 +200,7 @@ class Asked(BaseHTTPRequestHandler):
         self.server.answer(self)
 
     def do_PUT(self):
+        self.server.change()
         self.send_response(403)
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -320,6 +324,31 @@ def test_a_damaged_page_that_we_may_not_set_aside_is_told_as_damaged_c17(client,
         cache = client(store)
         assert pages.get(cache, 1) == [PageStatus.CORRUPT]
         assert counted(cache, "mismatch") == {"magic": 1}
+
+
+class Falling(ReadOnly):
+    """As that, and who wants to change anything in it waits for ever."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.changes = 0
+        self.is_over = threading.Event()
+
+    def change(self) -> None:
+        self.changes += 1
+        self.is_over.wait(60)
+
+
+def test_damaged_pages_in_a_bucket_that_falls_silent_hold_nobody_up_c17(client, pages, monkeypatch):
+    """Setting them aside is a request of its own for each."""
+    monkeypatch.setattr("quire.store.bucket._ASIDE_TIMEOUT_S", 0.5)
+    server = Falling(b"x" * pages.object_bytes)
+    with served(server) as store:
+        cache = client(store)
+        deadline = time.monotonic() + 0.4
+        assert PageStatus.OK not in pages.get(cache, 1, 2, 3, deadline=deadline)
+        server.is_over.set()
+    assert server.changes <= 1
 
 
 @pytest.mark.parametrize("page_bytes", [MIB, 20 * MIB])
