@@ -28,7 +28,7 @@ from quire.store.paths import Sent, put_paths
 from quire.store.redis.connection import Address, Login, RedisConnection, turned_away
 from quire.store.redis.nodes import Nodes, RedisExchange
 from quire.store.redis.wire import Buffer, ProtocolError, ServerError, command, set_command
-from quire.store.url import Options, StoreURL
+from quire.store.url import Options, StoreURL, whole_number
 from quire.types import PAGE_KEY_BYTES, PageKey, PageStatus
 
 DEFAULT_PORT = 6379
@@ -336,16 +336,17 @@ def address_of(url: StoreURL) -> Address:
     _, _, place = url.host.rpartition("@")
     host, colon, port = place.rpartition(":") if not place.endswith("]") else (place, "", "")
     host = (host if colon else place).strip("[]")
-    if not host or (colon and not (port.isdecimal() and 0 < int(port) < 1 << 16)):
+    number = whole_number(port) if colon else DEFAULT_PORT
+    if not host or number is None or not 0 < number < 1 << 16:
         slash = ", and a slash in a password as %2F" if "@" in url.path else ""
         raise StoreURLError(f"{url.shown!r} names no server: write {url.scheme}://host:6379{slash}")
-    return Address(host, int(port) if colon else DEFAULT_PORT)
+    return Address(host, number)
 
 
 def login_of(url: StoreURL, ca: str) -> Login:
     user, password = url.credentials
-    database = url.path.strip("/")
-    if database and not database.isdecimal():
+    database = whole_number(url.path.strip("/") or "0")
+    if database is None:
         raise StoreURLError(f"{url.shown!r}: what follows the host is the database, a number")
     if ca and url.scheme != "rediss":
         raise StoreURLError(f"option 'ca' in {url.shown!r} is for rediss://")
@@ -355,4 +356,4 @@ def login_of(url: StoreURL, ca: str) -> Login:
             tls = ssl.create_default_context(cafile=ca or None)
         except OSError as error:
             raise StoreURLError(f"option 'ca' in {url.shown!r}: {error}") from error
-    return Login(user, password, int(database or 0), tls)
+    return Login(user, password, database, tls)
