@@ -45,6 +45,7 @@ MAX_WRITERS = 4096
 NUM_SHARDS = 256
 FOLDERS = ("objects", "quarantine", "trash", "state")
 
+_SHARD = re.compile("[0-9a-f]{2}")
 _TEMPORARY = re.compile(r"\.(\d{1,4})\.(\d+)\.\d+\.tmp")
 
 
@@ -294,7 +295,7 @@ def _claim(root: Path, *, must_exist: bool, ours: Collection[str] = ()) -> None:
         # A second opener may be at this very point: its unfinished marker is not foreign.
         known = {"lost+found", *ours}
         foreign = [n for n in os.listdir(root) if n not in known and not n.startswith(MARKER)]
-        if foreign and not marker.exists():
+        if foreign and not marker.exists() and not _is_left_over(root, foreign):
             raise StoreError(
                 f"{str(root)!r} is not empty and not a Quire store: give an empty or new "
                 f"directory, such as {str(root / 'quire')!r}"
@@ -304,6 +305,16 @@ def _claim(root: Path, *, must_exist: bool, ours: Collection[str] = ()) -> None:
         draft.write_text(json.dumps({"quire_store": LAYOUT_VERSION}) + "\n")
         draft.replace(marker)
     _check_marker(root, marker)
+
+
+def _is_left_over(root: Path, names: Collection[str]) -> bool:
+    """Of a store that somebody emptied while others wrote, who made folders anew before the marker
+    went, too. In another's folder of such a name are other things."""
+    try:
+        inside = os.listdir(root / "objects")
+    except FileNotFoundError:
+        inside = []
+    return set(names) <= set(FOLDERS) and all(map(_SHARD.fullmatch, inside))
 
 
 def _check_marker(root: Path, marker: Path) -> None:
