@@ -40,6 +40,8 @@ class RawRedis:
 
     def __init__(self, url: StoreURL) -> None:
         import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
 
         from quire.store.redis.store import address_of, login_of
 
@@ -53,6 +55,7 @@ class RawRedis:
             "username": login.user or None,
             "password": login.password or None,
             "socket_timeout": TIMEOUT_S,
+            "retry": Retry(NoBackoff(), 0),  # a server that has fallen silent is told at once
         }
         if login.tls is not None:
             place |= {"ssl": True, "ssl_ca_certs": ca or None}

@@ -501,6 +501,59 @@ def test_what_is_no_redis_is_told_with_what_to_check(moto, scheme):
     assert "s3cret" not in str(caught.value)
 
 
+NO_CLUSTER = b"-ERR This instance has cluster support disabled\r\n"
+
+
+class Alike:
+    """A server that speaks as Redis does, and says the same to whatever it is asked, by word."""
+
+    def __init__(self, **says: bytes) -> None:
+        self._says = {"CLUSTER": NO_CLUSTER, "EXISTS": b":0\r\n", "GET": b"$-1\r\n"} | says
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                line, _ = self._listener.accept()
+            except OSError:
+                return
+            with line:
+                while words := re.findall(rb"\$\d+\r\n([A-Z]+)\r\n", line.recv(1 << 16)):
+                    line.sendall(b"".join(self._says.get(w.decode(), b"") for w in words))
+
+
+def test_a_server_that_knows_no_pages_is_told_at_once():
+    """As a Sentinel, whose port is easily taken for the server's."""
+    unknown = b"-ERR unknown command\r\n"
+    with (
+        closing(Alike(EXISTS=unknown, GET=unknown)) as sentinel,
+        pytest.raises(StoreError, match=r"turns us away \(ERR\): check the store's URL"),
+    ):
+        open_store(sentinel.url)
+
+
+@pytest.mark.parametrize("said", [b"*1\r\n:5\r\n", b":5\r\n", b"*1\r\n*3\r\n:1\r\n:2\r\n*0\r\n"])
+def test_one_who_says_of_its_cluster_what_makes_no_sense_is_no_redis(said):
+    with (
+        closing(Alike(CLUSTER=said)) as odd,
+        pytest.raises(StoreError, match=r"cannot be reached .*not what Redis says"),
+    ):
+        open_store(odd.url)
+
+
+@pytest.mark.parametrize(
+    "said", [b":5\r\n", b"*0\r\n", b"*2\r\n$1\r\n0\r\n*1\r\n:1\r\n", b"+x\r\n"]
+)
+def test_one_who_lists_what_are_no_keys_is_told_in_a_sentence(said):
+    with closing(Alike(SCAN=said)) as odd, pytest.raises(StoreError, match="check the URL"):
+        list(list_objects(odd.url))
+
+
 @pytest.mark.parametrize(
     "url",
     [

@@ -56,7 +56,7 @@ class _Elsewhere(NamedTuple):
 
 class Nodes:
     def __init__(self, address: Address, login: Login, *, deadline: float) -> None:
-        """Raises OSError, StoreError."""
+        """Raises OSError, StoreError, ProtocolError."""
         self._first = address
         self._login = login
         self._lock = threading.Lock()
@@ -296,12 +296,15 @@ class Nodes:
 
 
 def _slots(answer: Answer, told_by: Address) -> list[Address] | None:
-    """None: nothing is assigned."""
+    """None: nothing is assigned. Raises ProtocolError."""
     slots: list[Address | None] = [None] * _NUM_SLOTS
-    for first, last, (host, port, *more), *_ in answer or ():
-        address = Address(_host(host, more) or told_by.host, port)
-        for slot in range(first, last + 1):
-            slots[slot] = address
+    try:
+        for first, last, (host, port, *more), *_ in answer or ():
+            address = Address(_host(host, more) or told_by.host, int(port))
+            for slot in range(first, last + 1):
+                slots[slot] = address
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        raise ProtocolError("what it says of its cluster is not what Redis says") from error
     found = next((address for address in slots if address is not None), None)
     return None if found is None else [address or found for address in slots]
 
