@@ -182,19 +182,21 @@ class Layout:
 
     def empty_trash(self) -> Iterator[int]:
         """Delete what was discarded, by whomever; gives the size of each object as it goes.
-        Several may be at it. Foreign files go back to where they were."""
+        Several may be at it. Foreign files go back to where they were, with their folders."""
         for top in self._discarded():
             counts = top.endswith(".objects")
             home = self._objects if counts else self._quarantine
-            for folder, _, names in os.walk(f"{self._trash}/{top}", topdown=False):
-                for name in names:
+            for folder, folders, names in os.walk(f"{self._trash}/{top}", topdown=False):
+                links = [name for name in folders if os.path.islink(f"{folder}/{name}")]
+                for name in names + links:
                     path = f"{folder}/{name}"
                     with contextlib.suppress(OSError):  # somebody else was faster
                         if not OBJECT_TEXT.fullmatch(name) and not _TEMPORARY.fullmatch(name):
                             place = os.path.relpath(folder, f"{self._trash}/{top}")
+                            os.makedirs(os.path.join(home, place), exist_ok=True)
                             os.rename(path, os.path.join(home, place, name))
                             continue
-                        size_bytes = os.stat(path).st_size
+                        size_bytes = os.lstat(path).st_size
                         os.unlink(path)
                         if counts and not name.startswith("."):
                             yield size_bytes
