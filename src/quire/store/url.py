@@ -158,8 +158,8 @@ def parse_url(text: str, *, must_exist: bool = False) -> StoreURL:
     if "://" not in text:  # it may also be what stands behind a blank in a password
         shown = f"***@{text.rpartition('@')[2]}" if "@" in text else text
         raise StoreURLError(
-            f"{shown!r} is not a store URL: write scheme://..., such as file:///var/cache/quire, "
-            "and a blank in it as %20"
+            f"{shown!r} is not a store URL: write scheme://..., with a blank as %20, such as "
+            "file:///var/cache/quire"
         )
     if "\0" in unquote(text):
         raise StoreURLError(f"{redact(text)!r} holds a NUL: leave it out")
