@@ -20,6 +20,8 @@ from quire.sizes import parse_size
 from quire.store.base import Store
 
 GROUP = "quire.stores"
+_LONGEST, _LONGEST_SCHEME = 2048, 32
+"""Of what is shown."""
 _MAX_DIGITS = 18
 """Of a number: it fits 64 bits."""
 _SECRETS = "pass|secret|token|key|credential|signature|auth"
@@ -90,7 +92,11 @@ def redact(text: str) -> str:
 
 
 def _redacted(word: str) -> str:
-    """A quote ends a URL that stands in quotes; else it may be part of a password."""
+    """A quote ends a URL that stands in quotes; else it may be part of a password. What is longer
+    than any URL is not looked through, nor shown."""
+    if len(word) > _LONGEST:
+        scheme, there, _ = word.partition("://")
+        return f"{scheme}://***" if there and len(scheme) <= _LONGEST_SCHEME else "***"
     known = _IN_QUOTES if {"'", '"'} & set(word.partition("://")[0]) else _BARE
     word = known.quoted_userinfo.sub("***", known.userinfo.sub("***@", word))
     return known.secret_option.sub(r"\1***", word)

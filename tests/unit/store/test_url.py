@@ -160,6 +160,8 @@ sys.exit(" ".join(sorted((strangers | ours) & set(sys.modules))) or 0)
         ),
         ("in 's3://b?token=x': valid", "in 's3://b?token=***': valid"),
         ("redis://u:p@h s3://b?token=x", "redis://***@h s3://b?token=***"),
+        ("redis://u:" + "p" * 5000 + "@h in it", "redis://*** in it"),
+        ("?" * 100_000, "***"),  # at once: every question mark might begin an option
         ("file:///a/b@c", "file:///a/b@c"),
         ("file:///a?size=3", "file:///a?size=3"),
         ("", ""),
