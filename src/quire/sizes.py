@@ -8,7 +8,9 @@ from quire.errors import ConfigError
 
 # "20G" means GiB: memory and disks for caches are thought of in powers of two.
 _LETTERS = "kmgt"
-_SIZE = re.compile(rf"(\d+(?:\.\d+)?)\s*(?:([{_LETTERS}])(ib|b)?|b)?", re.IGNORECASE)
+_LARGEST = (1 << 63) - 1
+"""Beyond, no size can be told to a system."""
+_SIZE = re.compile(rf"(\d{{1,18}}(?:\.\d{{1,18}})?)\s*(?:([{_LETTERS}])(ib|b)?|b)?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
@@ -18,7 +20,10 @@ def parse_size(text: str) -> int:
         raise ConfigError(f"{text!r} is not a size: write a number and a unit, such as 20GiB")
     step = 1000 if (match[3] or "").lower() == "b" else 1024
     factor = step ** (_LETTERS.index(match[2].lower()) + 1) if match[2] else 1
-    return round(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
+    size_bytes = round(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
+    if size_bytes > _LARGEST:
+        raise ConfigError(f"{text!r} is more than anything holds: write a size such as 20GiB")
+    return size_bytes
 
 
 def format_bytes(size_bytes: float) -> str:

@@ -37,9 +37,9 @@ from quire.store.base import Part, Store, pages_per_call
 from quire.store.client import PageStore
 from quire.store.codec import object_name
 from quire.store.maintenance import opened
-from quire.store.opening import choice_in, without_page_options
+from quire.store.opening import choice_in, is_only_read, without_page_options
 from quire.store.packing import Packer, PackKind
-from quire.store.url import StoreURL, opener_of, parse_url, redact
+from quire.store.url import StoreURL, opener_of, parse_url, split_urls
 from quire.types import NO_PARENT, PageKey, PageStatus
 from quire.worker.config import IoLimits
 
@@ -68,9 +68,15 @@ class ProbeTimes(NamedTuple):
 
 def own_place(text: str) -> StoreURL:
     """The same store, but a place in it that nobody else uses. Raises StoreError."""
-    if len(text.split()) > 1:
-        raise StoreError(f"{redact(text)!r} are several stores: measure one after the other")
-    url = parse_url(without_page_options(parse_url(text)))
+    given = split_urls(text)
+    if len(given) > 1:
+        several = " ".join(url.shown for url in given)
+        raise StoreError(f"{several!r} are several stores: measure one after the other")
+    if is_only_read(given[0]):
+        raise StoreError(
+            f"{given[0].shown!r} is only read, and measuring writes: give it without write=never"
+        )
+    url = parse_url(without_page_options(given[0]))
     label = f"quire-bench-{random.SystemRandom().randbytes(6).hex()}"
     if url.scheme in ("redis", "rediss", "mooncake"):
         rest = url.without_options(url.scheme, {"prefix"})

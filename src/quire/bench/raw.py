@@ -36,31 +36,42 @@ class RawClient(Protocol):
 
 
 class RawRedis:
-    """redis-py, as its users call it: a pipeline for each call. One connection."""
+    """redis-py, as its users call it: a pipeline for each call. One connection to each server."""
 
     def __init__(self, url: StoreURL) -> None:
         import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
 
         from quire.store.redis.store import address_of, login_of
 
-        address, login = address_of(url), login_of(url, "")
+        ca = url.options.get("ca", "")
+        address, login = address_of(url), login_of(url, ca)
         parser = "with hiredis" if redis.utils.HIREDIS_AVAILABLE else "without hiredis"
         self.does = f"redis-py {redis.__version__} {parser}; SET and GET, a pipeline for each call"
-        self._client = redis.Redis(
-            address.host,
-            address.port,
-            db=login.database,
-            username=login.user or None,
-            password=login.password or None,
-            socket_timeout=TIMEOUT_S,
-        )
-        self._prefix = url.options.get("prefix", "quire:")
+        place: dict[str, Any] = {
+            "host": address.host,
+            "port": address.port,
+            "username": login.user or None,
+            "password": login.password or None,
+            "socket_timeout": TIMEOUT_S,
+            "retry": Retry(NoBackoff(), 0),  # a server that has fallen silent is told at once
+        }
+        if login.tls is not None:
+            place |= {"ssl": True, "ssl_ca_certs": ca or None}
         self._failure: type[Exception] = redis.RedisError
+        with _told(self._failure, "cannot be used", "of a cluster it needs the right +command"):
+            self._client: Any = redis.Redis(db=login.database, **place)
+            if _is_cluster(self._client, redis.ResponseError):
+                self._client.close()
+                self._client = redis.RedisCluster(**place)
+                self.does += ", of each server"
+        self._prefix = url.options.get("prefix", "quire:")
 
     @staticmethod
     def serves(url: StoreURL) -> bool:
-        """Is the library there, and the way to the server plain?"""
-        return url.scheme == "redis" and importlib.util.find_spec("redis") is not None
+        """Is the library there?"""
+        return url.scheme in ("redis", "rediss") and importlib.util.find_spec("redis") is not None
 
     def put(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None:
         together = self._client.pipeline(transaction=False)
@@ -81,6 +92,13 @@ class RawRedis:
 
     def close(self) -> None:
         self._client.close()
+
+
+def _is_cluster(client: Any, refusal: type[Exception]) -> bool:
+    try:
+        return bool(client.execute_command("CLUSTER SLOTS"))
+    except refusal:  # it is in no cluster, or does not say
+        return False
 
 
 class RawBucket:
@@ -212,12 +230,13 @@ def expect(is_right: bool) -> None:
 
 
 @contextlib.contextmanager
-def _told(failure: type[Exception]) -> Iterator[None]:
+def _told(
+    failure: type[Exception],
+    said: str = "did not move every page",
+    advice: str = "is the store full?",
+) -> Iterator[None]:
     """Not what the library says: keys and values are in it."""
     try:
         yield
     except failure as error:
-        why = f" ({type(error).__name__})"
-        raise StoreError(
-            f"the raw client did not move every page{why}: is the store full?"
-        ) from None
+        raise StoreError(f"the raw client {said} ({type(error).__name__}): {advice}") from None

@@ -122,7 +122,7 @@ def store(results: Sequence[Result]) -> list[RenderableType]:
         names=2,
     )
     notes = [f"{first['rounds']} rounds of {format_bytes(first['bytes_per_round'])}; medians"]
-    if not first["client"] and first["url"].startswith("redis://"):
+    if not first["client"] and first["url"].startswith(("redis://", "rediss://")):
         notes.append(r"To compare it with redis-py: pip install 'quire\[bench]'")
     if first["client"]:
         notes.append(f"Its own client, moving the same bytes: {first['client']}")

@@ -37,6 +37,10 @@ FOREIGN = (
     "{pages} of another version of Quire left alone: use the version that wrote them, or give this "
     "one another store"
 )
+NOT_UNPACKED = (
+    "{pages} left alone, packed with a codec that is not installed here: pip install "
+    "quire[codecs], then verify again"
+)
 SEVERAL_MODELS = (
     "{count} models or layouts share this store ({each}): each reads only its own pages; clear the "
     "store, or give one of them another, if that is not meant"
@@ -132,7 +136,7 @@ def verify(
 ) -> None:
     """Read every page and check it against its own header and checksum.
 
-    Exit code 1 when a page is damaged, unreadable or of another version.
+    Exit code 1 when a page is damaged, unreadable or of another version, or cannot be unpacked.
     """
     with progress_bar() as progress:
         report = maintenance.verify(
@@ -173,7 +177,8 @@ def _verdict(url: str, report: VerifyReport) -> dict[str, Any]:
 
 def explain(url: str, report: VerifyReport) -> list[str]:
     """One sentence, with what to do, for each kind of finding."""
-    foreign = sum(n for why, n in report.mismatches.items() if why.is_foreign)
+    packed = report.mismatches.get(Mismatch.CODEC, 0)
+    foreign = sum(n for why, n in report.mismatches.items() if why.is_foreign) - packed
     damaged = {why: n for why, n in report.mismatches.items() if not why.is_foreign}
     reasons = ", ".join(sorted(_words(why) for why in damaged))
     sentences = []
@@ -182,6 +187,8 @@ def explain(url: str, report: VerifyReport) -> list[str]:
         sentences.append(SEVERAL_MODELS.format(count=len(report.fingerprints), each=each))
     if foreign:
         sentences.append(FOREIGN.format(pages=_pages(foreign)))
+    if packed:
+        sentences.append(NOT_UNPACKED.format(pages=_pages(packed)))
     if damaged:
         text = QUARANTINED if report.num_quarantined else DAMAGED
         sentences.append(

@@ -12,6 +12,7 @@ import typer
 from quire.cli.output import AsJson, progress_bar, tell, unset
 from quire.errors import ConfigError
 from quire.sizes import format_bytes, parse_size
+from quire.store.maintenance import MAX_OBJECT_BYTES
 
 if TYPE_CHECKING:
     from quire.bench.doctor import ProfiledMachine
@@ -109,6 +110,9 @@ def _sizes(page: str, total: str) -> tuple[int, int]:
     page_bytes, total_bytes = parse_size(page), parse_size(total)
     if page_bytes < BLOCK or page_bytes % BLOCK:
         raise ConfigError(f"--page is {page}: give a multiple of {format_bytes(BLOCK)}")
+    if page_bytes > MAX_OBJECT_BYTES:
+        most = format_bytes(MAX_OBJECT_BYTES)
+        raise ConfigError(f"--page is {page}: no page is that large, give at most {most}")
     if total_bytes < page_bytes:
         raise ConfigError(f"--total is {total}, less than one page: give more")
     return page_bytes, total_bytes

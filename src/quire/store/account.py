@@ -24,7 +24,7 @@ class StoreHealth(msgspec.Struct, frozen=True):
     """Of one store."""
 
     answers: bool = True
-    """Else its breaker is open: it is not asked for a while."""
+    """Else its breaker is open, or a call does not come back: it is not asked for a while."""
     budget: StoreBudget | None = None
     read_us_per_page: int | None = None
     """Of several stores, what a page took that was read lately; None: none was."""

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 OPEN_TIMEOUT_S = 10.0
 _ADMIN_TIMEOUT_S = 60.0
+_ASIDE_TIMEOUT_S = 5.0
+"""To set a damaged page aside: whoever has read it is waiting."""
 _REQUESTS = 256
 """Under way at once, of one call: no server is asked about many objects in one request, so a probe
 is as many, side by side, and takes as long as one."""
@@ -191,7 +193,7 @@ class BucketStore:
 
     def quarantine(self, name: ObjectName) -> bool:
         self._made.discard([name])
-        aside, deadline = f"quarantine/{name.text}", time.monotonic() + _ADMIN_TIMEOUT_S
+        aside, deadline = f"quarantine/{name.text}", time.monotonic() + _ASIDE_TIMEOUT_S
         answer = self._run(
             lambda: obstore.rename_async(self._bucket, path_of(name), aside), deadline
         )
@@ -283,6 +285,10 @@ class BucketStore:
             for request in self._requests:
                 request.cancel()
             await asyncio.wait(calls, timeout=_LOOK_S)
+        # Of each that was ended before its time a thread of the library's wants to tell Python
+        # still; if the process ends first, it cries. Threads that answer us now come after those.
+        asked = [obstore.list_with_delimiter_async(store.MemoryStore()) for _ in range(_REQUESTS)]
+        await asyncio.gather(*asked, return_exceptions=True)
 
     def _run(
         self, work: Callable[[], Awaitable[Result]], deadline: float

@@ -72,7 +72,7 @@ def _sentence(answer: BaseException) -> str:
     elif _ROLE_ADDRESS in text:
         said = (
             "there are no credentials in the environment, nor has this machine a role: set them, "
-            "such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            "of S3 for example AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
     elif _NOT_SENT in text:
         said = (

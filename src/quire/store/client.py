@@ -279,12 +279,15 @@ class PageStore:
         statuses = _each(self._ask(get, len(names)), len(names))
         for i, status in enumerate(statuses):
             if status is PageStatus.CORRUPT or (status is _OK and i not in right):
-                statuses[i] = self._verify(part, keys[i], blobs[i], status)
+                statuses[i] = self._verify(part, keys[i], blobs[i], status, deadline)
         for i in barred:
             statuses[i] = PageStatus.MISS
         return statuses
 
-    def _verify(self, part: Part, key: PageKey, blob: Blob, status: PageStatus) -> PageStatus:
+    def _verify(
+        self, part: Part, key: PageKey, blob: Blob, status: PageStatus, deadline: float
+    ) -> PageStatus:
+        """What is damaged is set aside, if there is time; else by whoever reads it next."""
         reason: Mismatch | None
         if status is PageStatus.OK:
             reason = check(part, key, blob.header, blob.payload)
@@ -297,6 +300,8 @@ class PageStore:
             return PageStatus.OK
         if reason.is_foreign:
             self._counters.count(f"mismatch:{reason.value}")
+            return PageStatus.MISS
+        if self._clock() >= deadline:
             return PageStatus.MISS
         try:
             if not self._store.quarantine(object_name(part, key)):

@@ -32,7 +32,7 @@ from typing import NamedTuple
 import xxhash
 
 from quire.store.base import HEADER_BYTES, ObjectName, Part
-from quire.store.packing import Packing, PackKind, unpack
+from quire.store.packing import Packing, PackKind, can_unpack, unpack
 from quire.types import PAGE_KEY_BYTES, PageKey
 
 MAGIC = b"QUIREPG\n"
@@ -52,6 +52,7 @@ class Mismatch(enum.StrEnum):
     MAGIC = "magic"
     HEADER = "header_checksum"
     VERSION = "version"
+    CODEC = "codec"
     FINGERPRINT = "fingerprint"
     KEY = "key"
     COMPONENT = "component"
@@ -60,8 +61,9 @@ class Mismatch(enum.StrEnum):
 
     @property
     def is_foreign(self) -> bool:
-        """An intact page that belongs to another version or model: a miss, left for its owner."""
-        return self in (Mismatch.VERSION, Mismatch.FINGERPRINT)
+        """A page that belongs to another version or model, or that only others can unpack: a miss,
+        left for its owner."""
+        return self in (Mismatch.VERSION, Mismatch.CODEC, Mismatch.FINGERPRINT)
 
 
 class Header(NamedTuple):
@@ -112,7 +114,8 @@ def seal(
 
 
 def open_header(header: memoryview) -> Header | Mismatch:
-    """Parse a header that proves to be undamaged and of a version that we know."""
+    """Parse a header that proves to be undamaged, of a version that we know, and of a page that we
+    can unpack if it is packed."""
     magic, version, fingerprint, key, component, shard, num_shards, length = _IDENTITY.unpack_from(
         header
     )
@@ -125,6 +128,8 @@ def open_header(header: memoryview) -> Header | Mismatch:
         packing = _packing(header)
     if version != FORMAT_VERSION and packing is None:
         return Mismatch.VERSION
+    if packing is not None and not can_unpack(packing.kind):
+        return Mismatch.CODEC
     text = component.rstrip(b"\0").decode(errors="replace")
     return Header(Part(text, shard, num_shards, fingerprint, length), PageKey(key), packing)
 

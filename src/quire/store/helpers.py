@@ -1,6 +1,7 @@
 """Helpers: a few threads for calls that are made side by side. Knows no store.
 
-Daemons: a store that hangs for ever must not keep the process from exiting.
+Daemons: a store that hangs for ever must not keep the process from exiting. Nor do calls to it pile
+up: those that nobody waits for any more are kept until a thread comes to them, so many at most.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from quire.errors import StoreError
+
+MAX_OPEN = 256
+"""Calls that have not ended."""
 
 Answer = TypeVar("Answer")
 
@@ -32,7 +36,8 @@ class Helpers:
         return self._num_open
 
     def start(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """Can be cancelled until a thread has taken it. After close() it has failed."""
+        """Can be cancelled until a thread has taken it. After close() it has failed, and when there
+        are too many."""
         future: Future[Answer] = Future()
 
         def job() -> None:
@@ -48,6 +53,9 @@ class Helpers:
         with self._lock:
             if self._is_closed:
                 future.set_exception(StoreError("the stores are closed: open them again"))
+                return future
+            if self._num_open >= MAX_OPEN:
+                future.set_exception(StoreError("the store is behind with what it was asked"))
                 return future
             self._num_open += 1
             if self._num_open > len(self._threads) and len(self._threads) < self._num_threads:

@@ -234,5 +234,5 @@ def open_url(url: StoreURL) -> MemoryStore:
     if "max" in url.options and asked == 0:
         raise StoreURLError(f"option 'max' in {url.shown!r} must be above 0")
     if url.host:
-        return _open_named(url.host, asked, url.text)
+        return _open_named(url.host, asked, url.shown)
     return MemoryStore(asked or DEFAULT_MAX_BYTES, is_private=True)

@@ -105,6 +105,17 @@ class Packer:
         return b"".join([struct.pack(f"<{stride}I", *map(len, planes)), *planes])
 
 
+def can_unpack(kind: PackKind) -> bool:
+    """Is what it takes installed? Who writes may have more than who reads."""
+    if kind not in _CODECS:
+        return False
+    try:
+        _CODECS[kind]()
+    except ImportError:
+        return False
+    return True
+
+
 def unpack(packing: Packing, packed: memoryview, page: memoryview) -> bool:
     """`packed` may be the beginning of `page` itself. False: these are not the bytes of a page of
     that size, or what unpacks them is not installed."""

@@ -34,7 +34,9 @@ class StoreCalls:
     @property
     def store_answers(self) -> bool:
         """Else it is not asked for a while."""
-        return self._breaker.state is BreakerState.CLOSED
+        with self._changed:
+            is_stalled = self._is_stalled()
+        return not is_stalled and self._breaker.state is BreakerState.CLOSED
 
     @property
     def times_opened(self) -> int:
@@ -50,9 +52,7 @@ class StoreCalls:
     def may_ask(self) -> bool:
         """If so, judge() follows."""
         with self._changed:
-            overdue = self._clock() - STALL_GRACE_S
-            stalled = any(deadline < overdue for deadline in self._deadlines.values())
-            reason = "closed" if self.is_closed else "stalled" if stalled else ""
+            reason = "closed" if self.is_closed else "stalled" if self._is_stalled() else ""
         if not reason and not self._breaker.enter():
             reason = "breaker_open"
         if reason:
@@ -85,6 +85,11 @@ class StoreCalls:
         else:
             # Who says early that no answer came had as long as who waited for it.
             self._breaker.silence(max(self._clock(), deadline) - began_s)
+
+    def _is_stalled(self) -> bool:
+        """A call does not come back."""
+        overdue = self._clock() - STALL_GRACE_S
+        return any(deadline < overdue for deadline in self._deadlines.values())
 
     def close(self, timeout_s: float) -> bool:
         """Decline new calls, and give running ones so long. False: it was closed before."""

@@ -20,15 +20,30 @@ from quire.sizes import parse_size
 from quire.store.base import Store
 
 GROUP = "quire.stores"
-# User and password, also where a password holds a raw slash; and options that sound secret.
-_USERINFO = re.compile(r"(?<=://)(?:[^/\s'\"?#]*|[^\s'\"@]*:[^\s'\"]*)@")
-_QUOTED_USERINFO = re.compile(r"(?<=%3a%2f%2f)[^&\s'\"]*?(?=%40)", re.IGNORECASE)
-"""Of a URL that is the value of an option."""
-_SECRET_OPTION = re.compile(
-    r"([?&](?:[^=&\s'\"]*(?:pass|secret|token|key|credential|signature|auth)[^=&\s'\"]*|sig|pwd)=)"
-    r"[^&\s'\"]*",
-    re.IGNORECASE,
-)
+_LONGEST, _LONGEST_SCHEME = 2048, 32
+"""Of what is shown."""
+_MAX_DIGITS = 18
+"""Of a number: it fits 64 bits."""
+_SECRETS = "pass|secret|token|key|credential|signature|auth"
+"""Words in the names of options that sound secret."""
+
+
+class _Patterns:
+    """Where credentials stand in a URL that ends before any of the characters `ends`."""
+
+    def __init__(self, ends: str) -> None:
+        # User and password, also where a password holds a raw slash.
+        self.userinfo = re.compile(rf"(?<=://)(?:[^/?#{ends}]*|[^@{ends}]*:[^{ends}]*)@")
+        # Of a URL that is the value of an option.
+        self.quoted_userinfo = re.compile(rf"(?<=%3a%2f%2f)[^&{ends}]*?(?=%40)", re.IGNORECASE)
+        self.secret_option = re.compile(
+            rf"((?:[?&]|%3f|%26)(?:[^=&{ends}]*(?:{_SECRETS})[^=&{ends}]*|sig|pwd?)(?:=|%3d))"
+            rf"[^&{ends}]*",
+            re.IGNORECASE,
+        )
+
+
+_BARE, _IN_QUOTES = _Patterns(r"\s"), _Patterns(r"\s'\"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +60,9 @@ class StoreURL:
     must_exist: bool = False
     """Open what is there and create nothing: for listing, verifying, clearing."""
 
+    def __repr__(self) -> str:
+        return f"<StoreURL {self.shown}>"
+
     @property
     def shown(self) -> str:
         """For messages."""
@@ -54,7 +72,7 @@ class StoreURL:
     def credentials(self) -> tuple[str, str]:
         """User and password; each empty if it is not given. Never for messages."""
         user, _, password = self.host.rpartition("@")[0].partition(":")
-        return unquote(user), unquote(password)
+        return _spoken(user), _spoken(password)
 
     def without_options(self, scheme: str, drop: set[str]) -> str:
         """The URL again, under another scheme and less some options."""
@@ -63,10 +81,25 @@ class StoreURL:
         return f"{scheme}://{base}" + (f"?{urlencode(rest)}" if rest else "")
 
 
+def _spoken(quoted: str) -> str:
+    """Of any bytes, as they were typed or written as %FF."""
+    return unquote(quoted, errors="surrogateescape")
+
+
 def redact(text: str) -> str:
     """Any text without the credentials of the URLs in it, wherever in them somebody put those."""
-    text = _QUOTED_USERINFO.sub("***", _USERINFO.sub("***@", text))
-    return _SECRET_OPTION.sub(r"\1***", text)
+    return "".join(map(_redacted, re.split(r"(\s+)", text)))
+
+
+def _redacted(word: str) -> str:
+    """A quote ends a URL that stands in quotes; else it may be part of a password. What is longer
+    than any URL is not looked through, nor shown."""
+    if len(word) > _LONGEST:
+        scheme, there, _ = word.partition("://")
+        return f"{scheme}://***" if there and len(scheme) <= _LONGEST_SCHEME else "***"
+    known = _IN_QUOTES if {"'", '"'} & set(word.partition("://")[0]) else _BARE
+    word = known.quoted_userinfo.sub("***", known.userinfo.sub("***@", word))
+    return known.secret_option.sub(r"\1***", word)
 
 
 class Options:
@@ -89,9 +122,10 @@ class Options:
 
     def integer(self, name: str, default: int) -> int:
         text = self._take(name)
-        if text is not None and not text.isdecimal():
+        value = default if text is None else whole_number(text)
+        if value is None:
             raise self._wrong(name, "a whole number, such as 7")
-        return default if text is None else int(text)
+        return value
 
     def number(self, name: str, default: float, *, maximum: float = float("inf")) -> float:
         text = self._take(name)
@@ -107,8 +141,10 @@ class Options:
         unknown = sorted(set(self._url.options) - set(self.known))
         if unknown:
             valid = ", ".join(sorted(self.known)) or "none"
+            # Nobody knows what is no secret in them.
+            place = self._url.shown.partition("?")[0]
             raise StoreURLError(
-                f"unknown option {unknown[0]!r} in {self._url.shown!r}: valid options are {valid}"
+                f"unknown option {unknown[0]!r} of {place!r}: valid options are {valid}"
             )
 
     def _take(self, name: str) -> str | None:
@@ -119,11 +155,20 @@ class Options:
         return StoreURLError(f"option {name!r} in {self._url.shown!r} must be {expected}")
 
 
+def whole_number(text: str) -> int | None:
+    """None: it is none, or one that nothing here can be."""
+    return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else None
+
+
 def parse_url(text: str, *, must_exist: bool = False) -> StoreURL:
-    if "://" not in text:
+    if "://" not in text:  # it may also be what stands behind a blank in a password
+        shown = f"***@{text.rpartition('@')[2]}" if "@" in text else text
         raise StoreURLError(
-            f"{redact(text)!r} is not a store URL: write scheme://..., such as file:///var/cache/quire"
+            f"{shown!r} is not a store URL: write scheme://..., with a blank as %20, such as "
+            "file:///var/cache/quire"
         )
+    if "\0" in unquote(text):
+        raise StoreURLError(f"{redact(text)!r} holds a NUL: leave it out")
     try:
         parts = urlsplit(text)
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))

@@ -63,10 +63,10 @@ def cut_short(url: str) -> int:
 
 
 def rewrite(url: str, change: Callable[[Blob], Blob]) -> int:
-    """Every object, by somebody else's hand. Returns how many."""
+    """Every object, by somebody else's hand. Returns how many. What is no value has no bytes."""
     count = 0
     with closing(open_store(url)) as store:
-        for item in list(store.scan()):
+        for item in [item for item in store.scan() if item.size_bytes]:
             blob = _blob(item.size_bytes - HEADER_BYTES)
             if store.get([item.name], [blob], deadline=_soon()) == [PageStatus.OK]:
                 store.quarantine(item.name)

@@ -21,7 +21,7 @@ from quire.store import open_store
 from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName
 from quire.store.url import parse_url
 from quire.testing.stores import name, soon
-from store_servers import Mooncake, Moto, Valkey
+from store_servers import Mooncake, Moto, Valkey, clustered
 from unit.cli_support import command
 
 SMALL = {"page_bytes": 8192, "total_bytes": 128 << 10}
@@ -59,6 +59,12 @@ def put_one(url: str) -> None:
     store.close()
 
 
+def documented_rights() -> list[bytes]:
+    said = (Path(__file__).parents[3] / "docs/stores.md").read_text()
+    (line,) = re.findall("^ACL SETUSER .*$", said, re.MULTILINE)
+    return line.encode().split()
+
+
 def names_in(url: str) -> list[ObjectName]:
     store = open_store(url)
     found = [item.name for item in store.scan()]
@@ -87,12 +93,23 @@ def test_redis_is_measured_beside_its_client_and_left_as_it_was(tmp_path):
         server.stop()
 
 
+def test_a_cluster_is_measured_beside_its_client(tmp_path):
+    """Which wants to know all commands of the server first."""
+    with clustered(tmp_path) as nodes:
+        url = f"redis://quire:password@{nodes[0].address}"
+        for node in nodes:
+            assert node.say(*documented_rights()) == b"OK"
+        with pytest.raises(StoreError, match=r"needs the right \+command"):
+            check_run(url)
+        for node in nodes:
+            assert node.say(*documented_rights(), b"+command") == b"OK"
+        check_run(url, "of each server")
+
+
 def test_redis_is_measured_with_the_rights_that_a_store_needs(tmp_path):
     server = Valkey(tmp_path)
-    said = (Path(__file__).parents[3] / "docs/stores.md").read_text()
-    (line,) = re.findall("^ACL SETUSER .*$", said, re.MULTILINE)
     try:
-        assert server.say(*line.encode().split()) == b"OK"
+        assert server.say(*documented_rights()) == b"OK"
         check_run(f"redis://quire:password@{server.address}", "redis-py")
     finally:
         server.stop()
@@ -264,6 +281,10 @@ def test_the_commands_print_tables_words_or_json(quire, tmp_path):
         (("doctor", "nothing"), "not a store URL"),
         (("doctor", "redis://user:s3cret@127.0.0.1:1"), "cannot be reached"),
         (("bench", "redis://u:s3cret@h s3://b?region=x"), "several stores"),
+        (("bench", "redis://u:what s3cret@h"), "not a store URL"),
+        (("bench", "memory://?write=never"), "is only read"),
+        (("doctor", "redis://u:s3cret@h?write=never"), "is only read"),
+        (("bench", "memory://", "--page", "8GiB", "--total", "8GiB"), "at most 1 GiB"),
         (("bench", "file:///nowhere/at/all"), "create it or correct the path"),
         (("doctor", "file:///nowhere/at/all"), "create it or correct the path"),
         (("bench", "file:///tmp?mx=1GiB"), "unknown option 'mx'"),

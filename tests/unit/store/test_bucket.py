@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 import re
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -182,6 +185,9 @@ class Gathering(ThreadingHTTPServer):
         self.all_here = threading.Barrier(max(1, number), timeout=60)
         super().__init__(("127.0.0.1", 0), Asked)
 
+    def change(self) -> None:
+        """Asked to, and refuses."""
+
     def look(self, request: BaseHTTPRequestHandler) -> None:
         self.all_here.wait()
         request.send_response(404)
@@ -197,6 +203,7 @@ class Asked(BaseHTTPRequestHandler):
         self.server.answer(self)
 
     def do_PUT(self):
+        self.server.change()
         self.send_response(403)
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -322,6 +329,31 @@ def test_a_damaged_page_that_we_may_not_set_aside_is_told_as_damaged_c17(client,
         assert counted(cache, "mismatch") == {"magic": 1}
 
 
+class Falling(ReadOnly):
+    """As that, and who wants to change anything in it waits for ever."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.changes = 0
+        self.is_over = threading.Event()
+
+    def change(self) -> None:
+        self.changes += 1
+        self.is_over.wait(60)
+
+
+def test_damaged_pages_in_a_bucket_that_falls_silent_hold_nobody_up_c17(client, pages, monkeypatch):
+    """Setting them aside is a request of its own for each."""
+    monkeypatch.setattr("quire.store.bucket._ASIDE_TIMEOUT_S", 0.5)
+    server = Falling(b"x" * pages.object_bytes)
+    with served(server) as store:
+        cache = client(store)
+        deadline = time.monotonic() + 0.4
+        assert PageStatus.OK not in pages.get(cache, 1, 2, 3, deadline=deadline)
+        server.is_over.set()
+    assert server.changes <= 1
+
+
 @pytest.mark.parametrize("page_bytes", [MIB, 20 * MIB])
 def test_a_page_whose_server_is_overloaded_is_not_taken_for_a_damaged_one(page_bytes):
     """Whatever digits are in its name: 416 is also what a server says of an empty object."""
@@ -378,6 +410,34 @@ def test_closing_ends_a_call_that_is_under_way(bucket, pages):
     assert statuses == [PageStatus.FAILED] * 3
     assert store.get(names, blobs, deadline=time.monotonic() + 600) == [PageStatus.FAILED] * 3
     store.close()
+
+
+ASKS_AND_ENDS = """
+import sys, time
+from quire.store.base import ObjectName
+from quire.store.bucket import BucketStore, bucket_of
+from quire.store.url import parse_url
+store = BucketStore(bucket_of(parse_url(sys.argv[1])))
+names = [ObjectName(n.to_bytes(32, "big"), "full", 0, 1) for n in range(256)]
+try:
+    store.contains(names, deadline=time.monotonic() + 0.5)
+except TimeoutError:
+    print("no answer")
+store.close()
+"""
+
+
+def test_a_process_ends_quietly_while_its_bucket_does_not_answer():
+    """Of five, before it was mended, one cried about the library's threads."""
+    with socket.create_server(("127.0.0.1", 0), backlog=512) as silent:
+        port = silent.getsockname()[1]
+        url = f"s3://bucket?endpoint=http://127.0.0.1:{port}&region=us-east-1"
+        words = [sys.executable, "-c", ASKS_AND_ENDS, url]
+        ran = [
+            subprocess.run(words, check=False, capture_output=True, text=True, timeout=120)
+            for _ in range(3)
+        ]
+    assert {(each.returncode, each.stdout, each.stderr) for each in ran} == {(0, "no answer\n", "")}
 
 
 @pytest.mark.parametrize(

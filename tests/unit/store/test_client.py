@@ -497,9 +497,35 @@ def test_stuck_call_makes_others_be_declined_at_once_c17(client, pages, clock):
     clock.now += 3
     assert pages.get(store, 2, deadline=clock.now + 100) == [REJECTED]
     assert counted(store, "declined") == {"stalled": 1}
+    assert not store.health()[0].answers, "nor is it said to answer"
     stuck.release.set()
     caller.join()
+    assert store.health()[0].answers
     assert pages.get(store, 2, deadline=clock.now + 100) == [MISS]
+
+
+class SlowToSetAside(MemoryStore):
+    """It takes longer than anybody has time."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+        self.asked = 0
+
+    def quarantine(self, name):
+        self.asked += 1
+        self.clock.now += 10
+        return super().quarantine(name)
+
+
+def test_setting_damaged_pages_aside_takes_no_more_time_than_the_call_has_c17(client, pages, clock):
+    backend = SlowToSetAside(clock)
+    faulty = FaultyStore(backend, FaultRates(truncate=1.0))
+    store = client(faulty, clock=clock)
+    pages.put(store, 1, 2, 3, deadline=clock.now + 5)
+    assert pages.get(store, 1, 2, 3, deadline=clock.now + 5) == [CORRUPT, MISS, MISS]
+    assert backend.asked == 1
+    assert pages.get(store, 1, 2, 3, deadline=clock.now + 5) == [MISS, CORRUPT, MISS], "the next"
 
 
 def test_closed_store_declines_c18(client, pages, deadline):

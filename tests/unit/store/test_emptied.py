@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.errors import StoreError
 from quire.store.codec import object_name
 from quire.store.file import FileStore
 from quire.types import Owner, PageStatus
@@ -185,6 +186,32 @@ def test_where_its_disk_was_mounted_nothing_is_written(client, tmp_path, pages):
         assert pages.get(cache, 1, 2) == [OK, OK]
     finally:
         subprocess.run(unmount, check=True, timeout=30)
+
+
+def test_what_a_writer_made_anew_while_it_was_emptied_is_opened_again(
+    client, file_store, pages, root
+):
+    """The marker went last, and nobody writes any more who would put it back."""
+    store = file_store()
+    pages.put(client(store), 1)
+    next(root.glob("*.json")).unlink()
+    for folder in ("state", "trash"):
+        shutil.rmtree(root / folder)
+    store.close()
+    cache = client(FileStore(root))
+    assert pages.put(cache, 2) == [OK]
+    assert pages.get(cache, 1, 2) == [OK, OK]
+
+
+@pytest.mark.parametrize("place", ["objects/thesis.tex", "objects/ab/../pack/x", "thesis.tex"])
+def test_folders_of_somebody_elses_are_not_taken_for_what_is_left_of_a_store(tmp_path, place):
+    path = tmp_path / place
+    (tmp_path / "objects" / "ab").mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("mine")
+    with pytest.raises(StoreError, match="is not empty and not a Quire store"):
+        FileStore(tmp_path)
+    assert not list(tmp_path.glob("*.json"))
 
 
 def test_the_marker_alone_is_put_back(client, file_store, pages, root):

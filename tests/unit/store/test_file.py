@@ -338,6 +338,63 @@ def test_foreign_files_are_left_alone(serial, pages, tmp_path):
     assert [path.read_text() for path in foreign] == ["mine"] * 4
 
 
+def test_clearing_leaves_folders_and_links_of_others_alone_and_ends(serial, pages, tmp_path):
+    """Such as what a person has put beside a page to look at it."""
+    store = serial()
+    pages.put(store, 1, 2)
+    root, shard = tmp_path / "store", pages.key(1).hex()[:2]
+    mine = [root / "quarantine/looked/at/notes.txt", root / f"objects/{shard}/mine/notes.txt"]
+    for path in mine:
+        path.parent.mkdir(parents=True)
+        path.write_text("mine")
+    (root / "quarantine/link").symlink_to(tmp_path)
+    dangling = root / f"objects/{shard}/{pages.key(3).hex()}.full.0of1"
+    dangling.symlink_to("nowhere")
+    ran = cleared(root)
+    assert "3 pages removed" in ran.stdout, ran.stderr
+    assert [path.read_text() for path in mine] == ["mine"] * 2
+    assert (root / "quarantine/link").is_symlink()
+    assert not dangling.is_symlink()
+    assert pages.get(store, 1, 2) == [MISS, MISS]
+    assert pages.put(store, 1) == [OK]
+
+
+def test_what_cannot_be_deleted_when_it_was_cleared_is_told_in_a_sentence(serial, pages, tmp_path):
+    """A disk mounted in the middle of it. Needs root."""
+    store = serial()
+    pages.put(store, 1, 2)
+    root, shard = tmp_path / "store", pages.key(1).hex()[:2]
+    place = root / f"objects/{shard}/disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "quire-tests", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False, timeout=30).returncode:
+        pytest.skip("a disk of its own cannot be made here")
+    try:
+        ran = cleared(root)
+        assert ran.returncode == 2
+        assert "has files in it that cannot be deleted" in ran.stderr
+        assert "Traceback" not in ran.stderr
+        assert pages.get(store, 1, 2) == [MISS, MISS]
+        assert pages.put(store, 1) == [OK]
+    finally:
+        (moved,) = (root / "trash").glob(f"*/{shard}/disk")
+        subprocess.run(["umount", "--lazy", str(moved)], check=True, timeout=30)
+
+
+def cleared(root: Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "quire.cli", "store", "clear", "--yes", f"file://{root}"]
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_a_pipe_in_a_pages_place_holds_nobody_up(serial, pages, tmp_path):
+    store = serial()
+    pages.put(store, 1, 2)
+    (path,) = (tmp_path / "store/objects").rglob(f"{pages.key(1).hex()}*")
+    path.unlink()
+    os.mkfifo(path)
+    assert pages.get(store, 1, 2) == [FAILED, OK]
+
+
 def test_unfinished_files_of_dead_writers_are_removed_and_of_live_ones_kept(
     file_store, tmp_path, pages
 ):

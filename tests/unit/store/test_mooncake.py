@@ -15,6 +15,7 @@ import pytest
 from quire.errors import StoreError, StoreURLError
 from quire.store.base import HEADER_BYTES, MAX_BYTES, Blob, NewObject
 from quire.store.codec import object_name
+from quire.store.mooncake.master import Master
 from quire.store.mooncake.pool import NO_ROOM, Bytes
 from quire.store.mooncake.registration import MAX_POOLS, POOL_BYTES, Memory
 from quire.store.mooncake.store import PUT_TRIES, MooncakeStore
@@ -356,6 +357,31 @@ def test_a_url_that_says_nothing_sensible_is_one_sentence_without_secrets(url):
     with pytest.raises(StoreURLError) as caught:
         open_store(url)
     assert "pw" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_port_that_is_not_the_masters_for_metrics_is_one_sentence():
+    """Such as its other one: who answers there does not speak HTTP."""
+    with socket.create_server(("127.0.0.1", 0)) as anybody:
+
+        def answer():
+            line, _ = anybody.accept()
+            with line:
+                line.recv(1 << 16)
+                line.sendall(b"\0\1\2\r\n")
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        with pytest.raises(StoreError, match=r"give its port for metrics") as caught:
+            Master(f"127.0.0.1:{anybody.getsockname()[1]}").all_keys()
+        thread.join(60)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 70])
+def test_a_host_that_can_be_none_is_one_sentence(host):
+    with pytest.raises(StoreError, match="cannot be found") as caught:
+        open_store(f"mooncake://{host}")
     assert "\n" not in str(caught.value)
 
 

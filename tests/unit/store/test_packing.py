@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import numpy as np
 import pytest
 
+from quire.cli.store import explain
 from quire.errors import StoreURLError
 from quire.store import maintenance
 from quire.store.base import HEADER_BYTES, Part
@@ -14,6 +16,7 @@ from quire.store.codec import Mismatch, check_packed, object_name, open_header, 
 from quire.store.memory import MemoryStore
 from quire.store.packing import Packer, Packing, PackKind, unpack
 from quire.types import PageStatus
+from unit.store.conftest import counted
 
 OK, MISS, CORRUPT = PageStatus.OK, PageStatus.MISS, PageStatus.CORRUPT
 PAGE_BYTES = 16 * HEADER_BYTES
@@ -168,3 +171,26 @@ def test_without_its_package_a_codec_is_one_sentence(monkeypatch):
     monkeypatch.setitem(__import__("quire.store.packing").store.packing._CODECS, "zstd", missing)
     with pytest.raises(StoreURLError, match=r"quire\[codecs\]"):
         Packer(PackKind.ZSTD)
+
+
+def test_pages_packed_with_what_is_not_installed_here_are_left_to_those_who_have_it_c17(
+    packer, client, file_store, monkeypatch
+):
+    """One engine has the codecs extra, another does not: it must not take good pages for damaged
+    ones and out of the store."""
+    backend = file_store()
+    put(client(backend, packer=packer), like_keys_and_values())
+    (before,) = file_store.object_files()
+    url, module = f"file://{file_store.root}", {"zstd": "zstandard", "lz4": "lz4.block"}
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, module[packer._kind], None)
+        poor = client(backend)
+        assert get(poor)[0] is MISS
+        assert counted(poor, "mismatch") == {Mismatch.CODEC: 1}
+        report = maintenance.verify(url, quarantine=True)
+    assert report.num_quarantined == 0
+    (said,) = explain(url, report)
+    assert "1 page left alone" in said
+    assert "pip install quire[codecs]" in said
+    assert file_store.object_files() == [before]
+    assert get(client(backend)) == (OK, like_keys_and_values())

@@ -166,7 +166,9 @@ class SharesABuffer(Wrong):
         time.sleep(0.001)
         return super().get(part, self._last, pages, deadline=deadline)
 
-    def _verify(self, part: Any, key: Any, blob: Any, status: PageStatus) -> PageStatus:
+    def _verify(
+        self, part: Any, key: Any, blob: Any, status: PageStatus, deadline: float
+    ) -> PageStatus:
         return status
 
 

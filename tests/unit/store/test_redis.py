@@ -440,11 +440,15 @@ def test_a_user_who_may_not_read_here_is_told_at_once(servers, rights):
     assert "pw" not in str(caught.value)
 
 
-def test_a_user_with_the_rights_that_are_documented_may_do_all_of_it(servers, client, pages):
-    server = servers()
+def documented_rights() -> list[bytes]:
     said = (Path(__file__).parents[3] / "docs/stores.md").read_text()
     (line,) = re.findall("^ACL SETUSER .*$", said, re.MULTILINE)
-    assert server.say(*line.encode().split()) == b"OK"
+    return line.encode().split()
+
+
+def test_a_user_with_the_rights_that_are_documented_may_do_all_of_it(servers, client, pages):
+    server = servers()
+    assert server.say(*documented_rights()) == b"OK"
     store = open_store(f"redis://quire:password@{server.address}/1")
     cache = client(store)
     assert pages.put_path(cache, 1, 2) == [OK, OK]
@@ -497,6 +501,59 @@ def test_what_is_no_redis_is_told_with_what_to_check(moto, scheme):
     assert "s3cret" not in str(caught.value)
 
 
+NO_CLUSTER = b"-ERR This instance has cluster support disabled\r\n"
+
+
+class Alike:
+    """A server that speaks as Redis does, and says the same to whatever it is asked, by word."""
+
+    def __init__(self, **says: bytes) -> None:
+        self._says = {"CLUSTER": NO_CLUSTER, "EXISTS": b":0\r\n", "GET": b"$-1\r\n"} | says
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                line, _ = self._listener.accept()
+            except OSError:
+                return
+            with line:
+                while words := re.findall(rb"\$\d+\r\n([A-Z]+)\r\n", line.recv(1 << 16)):
+                    line.sendall(b"".join(self._says.get(w.decode(), b"") for w in words))
+
+
+def test_a_server_that_knows_no_pages_is_told_at_once():
+    """As a Sentinel, whose port is easily taken for the server's."""
+    unknown = b"-ERR unknown command\r\n"
+    with (
+        closing(Alike(EXISTS=unknown, GET=unknown)) as sentinel,
+        pytest.raises(StoreError, match=r"turns us away \(ERR\): check the store's URL"),
+    ):
+        open_store(sentinel.url)
+
+
+@pytest.mark.parametrize("said", [b"*1\r\n:5\r\n", b":5\r\n", b"*1\r\n*3\r\n:1\r\n:2\r\n*0\r\n"])
+def test_one_who_says_of_its_cluster_what_makes_no_sense_is_no_redis(said):
+    with (
+        closing(Alike(CLUSTER=said)) as odd,
+        pytest.raises(StoreError, match=r"cannot be reached .*not what Redis says"),
+    ):
+        open_store(odd.url)
+
+
+@pytest.mark.parametrize(
+    "said", [b":5\r\n", b"*0\r\n", b"*2\r\n$1\r\n0\r\n*1\r\n:1\r\n", b"+x\r\n"]
+)
+def test_one_who_lists_what_are_no_keys_is_told_in_a_sentence(said):
+    with closing(Alike(SCAN=said)) as odd, pytest.raises(StoreError, match="check the URL"):
+        list(list_objects(odd.url))
+
+
 @pytest.mark.parametrize(
     "url",
     [
@@ -521,6 +578,21 @@ def test_a_url_that_says_nothing_sensible_is_one_sentence_without_the_password(u
 def test_nobody_there_is_one_sentence_with_what_to_do():
     with pytest.raises(StoreError, match=r"127\.0\.0\.1:1 cannot be reached .*start Redis"):
         open_store("redis://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 70])
+def test_a_host_that_can_be_none_is_one_sentence(host):
+    with pytest.raises(StoreError, match="is no address") as caught:
+        open_store(f"redis://{host}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("password", ["\udcff\udcfe", "%FF%FE"])
+def test_a_password_may_be_of_any_bytes(servers, client, pages, password):
+    """As the shell gives them, and as they are written in a URL."""
+    server = servers()
+    server.say(b"ACL", b"SETUSER", b"us", b"on", b">\xff\xfe", b"~*", b"+@all")
+    assert pages.put(client(open_store(f"redis://us:{password}@{server.address}")), 1) == [OK]
 
 
 def test_people_can_list_it(cache, pages, valkey):
@@ -575,7 +647,9 @@ def test_pages_are_found_and_written_while_their_slots_move_to_another_server(
     """As when somebody adds a server: of a slot that is on its way some keys are here, some there,
     and new ones belong there."""
     source, target = own_cluster[:2]
-    cache = client(open_store(source.url))
+    for node in own_cluster:
+        assert node.say(*documented_rights()) == b"OK"
+    cache = client(open_store(f"redis://quire:password@{source.address}"))
     numbers = range(1, 17)
     pages.put_path(cache, *numbers[:8])
     ids = node_id(source), node_id(target)
@@ -599,6 +673,24 @@ def test_pages_are_found_and_written_while_their_slots_move_to_another_server(
         source.say(b"MIGRATE", *there, key, b"0", b"9000")
         for node in (target, source):
             node.say(b"CLUSTER", b"SETSLOT", slot, b"NODE", ids[1])
+    assert pages.get(cache, *numbers) == [OK] * 16
+
+
+def test_a_cluster_whose_servers_go_by_names_that_they_do_not_have_is_asked_by_address(
+    own_cluster, client, pages
+):
+    """It says `?` then, instead of a host."""
+    for node in own_cluster:
+        node.say(b"CONFIG", b"SET", b"cluster-preferred-endpoint-type", b"unknown-endpoint")
+    unnamed = open_store(own_cluster[0].url)
+    for node in own_cluster:
+        node.say(b"CONFIG", b"SET", b"cluster-preferred-endpoint-type", b"hostname")
+    store = open_store(own_cluster[0].url)
+    assert store._nodes.addresses == unnamed._nodes.addresses
+    unnamed.close()
+    cache, numbers = client(store), range(1, 17)
+    assert pages.put_path(cache, *numbers) == [OK] * 16
+    store._nodes._slots = list(reversed(store._nodes._slots))
     assert pages.get(cache, *numbers) == [OK] * 16
 
 

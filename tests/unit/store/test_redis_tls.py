@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from certificates import certificate
+from quire.bench import anystore
 from quire.errors import StoreError
 from quire.store.url import open_store
 from quire.types import PageStatus
@@ -68,6 +69,12 @@ def test_pages_come_back_through_tls_for_whoever_asks(tls, valkey, client, pages
     assert pages.put_path(cache, *numbers) == [PageStatus.OK] * len(numbers)
     assert pages.get(cache, *numbers) == [PageStatus.OK] * len(numbers)
     assert pages.usable(client(open_store(valkey.url)), *numbers) == len(numbers)
+
+
+def test_a_server_is_measured_through_tls_beside_its_client(tls):
+    found = anystore.run(tls("localhost"), page_bytes=8192, total_bytes=128 << 10, rounds=2)
+    assert "redis-py" in found["client"]
+    assert found["read"]["ratio"] > 0
 
 
 def test_a_server_whose_certificate_is_nobodys_or_anothers_is_refused(tls):

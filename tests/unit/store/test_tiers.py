@@ -15,6 +15,7 @@ from quire.store.backlog import Backlog, PutCall
 from quire.store.base import Part, WriteWhen
 from quire.store.client import PageStore
 from quire.store.faulty import FaultRates, FaultyStore
+from quire.store.helpers import MAX_OPEN
 from quire.store.memory import MemoryStore
 from quire.store.opening import open_pages
 from quire.store.tiers import StoreTier, Tiers
@@ -165,6 +166,19 @@ def test_a_store_that_does_not_answer_in_time_is_left(tiers, pages):
     assert found == [b"\1\0"]
     assert both.counters()["declined:late"] == 1
     stuck.free.set()
+
+
+def test_questions_to_a_store_that_hangs_for_ever_do_not_pile_up(tiers, pages):
+    """Each has its time and is left; what it asked for must not stay in memory."""
+    fast, stuck = MemoryStore(), Stuck()
+    both = tiers((fast, THROUGH), (stuck, NEVER))
+    for _ in range(2 * MAX_OPEN):
+        both.find(pages.part, [pages.keys(1)], deadline=time.monotonic() + 0.001)
+    assert both._helpers[1].num_open <= MAX_OPEN
+    assert pages.put(both, 1) == [OK]
+    assert pages.get(both, 1) == [OK]
+    stuck.free.set()
+    until(lambda: both._helpers[1].num_open == 0)
 
 
 PART = Part("full", 0, 1, b"f" * 32, 4096)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -10,6 +11,8 @@ from quire.sizes import format_bytes, parse_size
 from quire.store import open_store
 from quire.store.file import FileStore
 from quire.store.memory import MemoryStore
+from quire.store.opening import open_pages
+from quire.store.redis.store import login_of
 from quire.store.url import parse_url, redact
 
 
@@ -48,6 +51,13 @@ def test_bytes_are_formatted():
         ("file:///tmp/x?max", r"\?name=value"),
         ("file:///tmp/x?max=1GiB&max=2GiB", "each option once"),
         ("file:///tmp/x#y", "%23"),
+        ("file:///tmp/a%00b", "holds a NUL"),
+        ("file:///tmp/x?max=9" + "9" * 5000, "'max'.*such as 20GiB"),
+        ("file:///tmp/x?max=99999999999TiB", "'max'.*such as 20GiB"),
+        ("redis://host:" + "9" * 5000, "names no server"),
+        ("redis://host/" + "9" * 5000, "a number"),
+        ("mooncake://host:" + "9" * 5000, "names no master"),
+        ("faulty+memory://?seed=" + "9" * 5000, "'seed'.*whole number"),
         ("memory://?max=0", "'max'.*above 0"),
         ("memory://name/path", "memory://name"),
         ("faulty:///tmp/x", r"faulty\+SCHEME"),
@@ -133,6 +143,7 @@ sys.exit(" ".join(sorted((strangers | ours) & set(sys.modules))) or 0)
         ("s3://bucket?region=y&Access_Token=x", "s3://bucket?region=y&Access_Token=***"),
         ("redis://:p@ss@host/0", "redis://***@host/0"),
         ("redis://host?password=x", "redis://host?password=***"),
+        ("redis://host?pw=x&power=y", "redis://host?pw=***&power=y"),
         ("az://box/a?sv=1&sig=x%2Fy&se=2", "az://box/a?sv=1&sig=***&se=2"),
         ("foo://host?auth=x&design=y", "foo://host?auth=***&design=y"),
         (
@@ -141,6 +152,16 @@ sys.exit(" ".join(sorted((strangers | ours) & set(sys.modules))) or 0)
         ),
         ("s3://b?endpoint=http%3A%2F%2Fhost%3A1", "s3://b?endpoint=http%3A%2F%2Fhost%3A1"),
         ("unknown 'redis://u:p@h' in it", "unknown 'redis://***@h' in it"),
+        ("redis://u:p'a\"ss@host/0", "redis://***@host/0"),
+        ("redis://host?password=p'a\"ss&prefix=x", "redis://host?password=***&prefix=x"),
+        (
+            "s3://b?endpoint=http%3A%2F%2Fh%3A1%2F%3Ftoken%3Dx&region=y",
+            "s3://b?endpoint=http%3A%2F%2Fh%3A1%2F%3Ftoken%3D***&region=y",
+        ),
+        ("in 's3://b?token=x': valid", "in 's3://b?token=***': valid"),
+        ("redis://u:p@h s3://b?token=x", "redis://***@h s3://b?token=***"),
+        ("redis://u:" + "p" * 5000 + "@h in it", "redis://*** in it"),
+        ("?" * 100_000, "***"),  # at once: every question mark might begin an option
         ("file:///a/b@c", "file:///a/b@c"),
         ("file:///a?size=3", "file:///a?size=3"),
         ("", ""),
@@ -160,9 +181,22 @@ def test_credentials_are_not_shown(text, shown):
         "nowhere://host?token=s3cret",
         "az://container/p?sv=2026&sig=s3cret",
         "file:///a?token=s3cret&token=s3cret",
+        "redis://me:what s3cret@host",
+        "redis://host?mine=s3cret",
+        "redis://me:s3cret@a..b",
+        "mooncake://127.0.0.1:1?metrics=me:s3cret@host:9003&nothing=1",
+        "memory://me:s3cret@named-by-a-secret?max=2MiB",
     ],
 )
 def test_a_url_with_a_secret_in_the_wrong_place_is_refused_without_it(url):
+    open_store("memory://me:s3cret@named-by-a-secret?max=1MiB")
     with pytest.raises(StoreError) as caught:
-        open_store(url)
+        open_pages(url, clock=time.monotonic)
     assert "s3cret" not in str(caught.value)
+
+
+def test_what_was_made_of_a_url_shows_no_password_in_a_traceback():
+    url = parse_url("redis://me:s3cret@host/1")
+    assert url.credentials == ("me", "s3cret")
+    assert "s3cret" not in repr(url)
+    assert "s3cret" not in repr(login_of(url, ""))

@@ -45,6 +45,7 @@ MAX_WRITERS = 4096
 NUM_SHARDS = 256
 FOLDERS = ("objects", "quarantine", "trash", "state")
 
+_SHARD = re.compile("[0-9a-f]{2}")
 _TEMPORARY = re.compile(r"\.(\d{1,4})\.(\d+)\.\d+\.tmp")
 
 
@@ -181,19 +182,21 @@ class Layout:
 
     def empty_trash(self) -> Iterator[int]:
         """Delete what was discarded, by whomever; gives the size of each object as it goes.
-        Several may be at it. Foreign files go back to where they were."""
+        Several may be at it. Foreign files go back to where they were, with their folders."""
         for top in self._discarded():
             counts = top.endswith(".objects")
             home = self._objects if counts else self._quarantine
-            for folder, _, names in os.walk(f"{self._trash}/{top}", topdown=False):
-                for name in names:
+            for folder, folders, names in os.walk(f"{self._trash}/{top}", topdown=False):
+                links = [name for name in folders if os.path.islink(f"{folder}/{name}")]
+                for name in names + links:
                     path = f"{folder}/{name}"
                     with contextlib.suppress(OSError):  # somebody else was faster
                         if not OBJECT_TEXT.fullmatch(name) and not _TEMPORARY.fullmatch(name):
                             place = os.path.relpath(folder, f"{self._trash}/{top}")
+                            os.makedirs(os.path.join(home, place), exist_ok=True)
                             os.rename(path, os.path.join(home, place, name))
                             continue
-                        size_bytes = os.stat(path).st_size
+                        size_bytes = os.lstat(path).st_size
                         os.unlink(path)
                         if counts and not name.startswith("."):
                             yield size_bytes
@@ -294,7 +297,7 @@ def _claim(root: Path, *, must_exist: bool, ours: Collection[str] = ()) -> None:
         # A second opener may be at this very point: its unfinished marker is not foreign.
         known = {"lost+found", *ours}
         foreign = [n for n in os.listdir(root) if n not in known and not n.startswith(MARKER)]
-        if foreign and not marker.exists():
+        if foreign and not marker.exists() and not _is_left_over(root, foreign):
             raise StoreError(
                 f"{str(root)!r} is not empty and not a Quire store: give an empty or new "
                 f"directory, such as {str(root / 'quire')!r}"
@@ -304,6 +307,16 @@ def _claim(root: Path, *, must_exist: bool, ours: Collection[str] = ()) -> None:
         draft.write_text(json.dumps({"quire_store": LAYOUT_VERSION}) + "\n")
         draft.replace(marker)
     _check_marker(root, marker)
+
+
+def _is_left_over(root: Path, names: Collection[str]) -> bool:
+    """Of a store that somebody emptied while others wrote, who made folders anew before the marker
+    went, too. In another's folder of such a name are other things."""
+    try:
+        inside = os.listdir(root / "objects")
+    except FileNotFoundError:
+        inside = []
+    return set(names) <= set(FOLDERS) and all(map(_SHARD.fullmatch, inside))
 
 
 def _check_marker(root: Path, marker: Path) -> None:

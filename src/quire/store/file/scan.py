@@ -13,6 +13,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 
+from quire.errors import StoreError
 from quire.store.file.budget import Ledger, SpaceUsed
 from quire.store.file.cold import ColdQueue, FoundObjects
 from quire.store.file.layout import Layout
@@ -25,6 +26,8 @@ have the interpreter, though each call releases it: they get it in the pauses.""
 PAUSE_S = 0.0001
 BUSY_S = 0.005
 """Between two attempts while another process scans."""
+MAX_STUCK = 200
+"""Times that nothing could be deleted of what was cleared: then it cannot be."""
 SMALL_OBJECTS = 4096
 """A directory of so few is scanned only by whoever needs room in it."""
 MAX_WAIT_OBJECTS = 1 << 16
@@ -84,12 +87,22 @@ class Scanner:
         return self._alone(lambda: not self._cold.is_empty or self._scan(0.0) > 0)
 
     def clear(self) -> int:
-        """Delete every object, and say how many: nobody else scans, or deletes, meanwhile."""
-        count = 0
+        """Delete every object, and say how many: nobody else scans meanwhile. Raises StoreError:
+        some of it cannot be deleted."""
+        count = stuck = 0
         with self._only_one.locked():
             self._layout.discard()
             while self._layout.has_trash:
-                count += self._empty_trash()
+                removed = self._empty_trash()
+                count += removed
+                stuck = 0 if removed else stuck + 1
+                if stuck > MAX_STUCK:
+                    raise StoreError(
+                        f"what was cleared is of no use any more, but {str(self._layout.root)!r} "
+                        "has files in it that cannot be deleted: look into its folder 'trash'"
+                    )
+                if stuck:  # somebody else may be at it
+                    self._closed.wait(BUSY_S)
         return count
 
     def delete_cleared(self) -> int:

@@ -96,7 +96,8 @@ class FileStore:
             wrote=self._scanner.wrote,
             clock=clock,
         )
-        self._read_flags = os.O_RDONLY | os.O_CLOEXEC | self._io.direct_flag
+        # A pipe of somebody's in a page's place has nobody who writes into it.
+        self._read_flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | self._io.direct_flag
         self._spill = memoryview(mmap.mmap(-1, HEADER_BYTES))
         self._closing = threading.Lock()
         self._closed = False

@@ -5,6 +5,7 @@ For people only (`quire store ls`, `verify`): pages need none of it.
 
 from __future__ import annotations
 
+from http.client import HTTPException
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -39,7 +40,7 @@ class Master:
         try:
             with urlopen(f"http://{self._address}/{path}", timeout=_TIMEOUT_S) as answer:
                 return str(answer.read().decode("ascii", "replace"))
-        except (URLError, OSError, ValueError) as error:
+        except (URLError, HTTPException, OSError, ValueError) as error:
             raise StoreError(
                 f"the Mooncake master tells nothing at {self._address} ({type(error).__name__}): "
                 "give its port for metrics as ?metrics=host:9003"

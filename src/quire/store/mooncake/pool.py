@@ -157,7 +157,7 @@ def join(settings: PoolSettings) -> tuple[Any, Any]:
     host, _, port = settings.master.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_REACH_S).close()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # nobody is there, or it is no host's name
         raise StoreError(_ALONE.format(settings.master, str(error) or "no answer")) from None
     native = _load()
     client, config = native.MooncakeDistributedStore(), native.ReplicateConfig()

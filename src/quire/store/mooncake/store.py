@@ -37,7 +37,7 @@ from quire.store.mooncake.pool import (
 )
 from quire.store.mooncake.registration import Memory, StagingArea
 from quire.store.paths import Sent, put_paths
-from quire.store.url import Options, StoreURL
+from quire.store.url import Options, StoreURL, whole_number
 from quire.types import PageStatus
 
 DEFAULT_PORT, METRICS_PORT = 50051, 9003
@@ -332,12 +332,13 @@ def read_url(url: StoreURL) -> PoolURL:
 
 def _host(url: StoreURL) -> tuple[str, int]:
     host, colon, port = url.host.partition(":")
-    right = host and "@" not in host and (not colon or (port.isdecimal() and 0 < int(port) < 65536))
-    if not right or url.path not in ("", "/"):
+    number = whole_number(port) if colon else DEFAULT_PORT
+    names_one = host and "@" not in host and url.path in ("", "/")
+    if not names_one or number is None or not 0 < number < 1 << 16:
         raise StoreURLError(
             f"{url.shown!r} names no master: write mooncake://host:{DEFAULT_PORT}?replicas=1"
         )
-    return host, int(port) if colon else DEFAULT_PORT
+    return host, number
 
 
 def _own_host(host: str, port: int) -> str:
@@ -347,5 +348,5 @@ def _own_host(host: str, port: int) -> str:
         with socket.socket(family, kind) as probe:
             probe.connect(where)
             return str(probe.getsockname()[0])
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise StoreError(f"{host} cannot be found ({error}): check the store's URL") from None

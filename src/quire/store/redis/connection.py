@@ -39,7 +39,7 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Login:
     """What every connection begins with. Never shown."""
 
@@ -52,8 +52,8 @@ class Login:
         """By what each is for, see turned_away()."""
         said = {}
         if self.user or self.password:
-            words = [self.user] if self.user else []
-            said["user"] = command(b"AUTH", *(w.encode() for w in (*words, self.password)))
+            words = [self.user, self.password] if self.user else [self.password]
+            said["user"] = command(b"AUTH", *(w.encode(errors="surrogateescape") for w in words))
         if self.database:
             said["database"] = command(b"SELECT", b"%d" % self.database)
         return said
@@ -224,7 +224,10 @@ def _connect(address: Address, login: Login, deadline: float) -> socket.socket:
     left_s = deadline - time.monotonic()
     if left_s <= 0:
         raise TimeoutError
-    plain = socket.create_connection((address.host, address.port), timeout=left_s)
+    try:
+        plain = socket.create_connection((address.host, address.port), timeout=left_s)
+    except (ValueError, OverflowError) as error:  # of a name that is none, a port that cannot be
+        raise OSError(f"{address.text!r} is no address") from error
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

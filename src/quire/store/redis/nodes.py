@@ -56,7 +56,7 @@ class _Elsewhere(NamedTuple):
 
 class Nodes:
     def __init__(self, address: Address, login: Login, *, deadline: float) -> None:
-        """Raises OSError, StoreError."""
+        """Raises OSError, StoreError, ProtocolError."""
         self._first = address
         self._login = login
         self._lock = threading.Lock()
@@ -296,14 +296,25 @@ class Nodes:
 
 
 def _slots(answer: Answer, told_by: Address) -> list[Address] | None:
-    """None: nothing is assigned."""
+    """None: nothing is assigned. Raises ProtocolError."""
     slots: list[Address | None] = [None] * _NUM_SLOTS
-    for first, last, (host, port, *_), *_ in answer or ():
-        address = Address(host.decode() if host else told_by.host, port)
-        for slot in range(first, last + 1):
-            slots[slot] = address
+    try:
+        for first, last, (host, port, *more), *_ in answer or ():
+            address = Address(_host(host, more) or told_by.host, int(port))
+            for slot in range(first, last + 1):
+                slots[slot] = address
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        raise ProtocolError("what it says of its cluster is not what Redis says") from error
     found = next((address for address in slots if address is not None), None)
     return None if found is None else [address or found for address in slots]
+
+
+def _host(named: bytes | None, more: Sequence[Any]) -> str:
+    """Of a node; empty: the one that was asked. `?`: it goes by a name that it does not have."""
+    if named != b"?":
+        return named.decode() if named else ""
+    said = next((list(each) for each in more if isinstance(each, list)), [])
+    return said[said.index(b"ip") + 1].decode() if b"ip" in said else ""
 
 
 def _is_stale(answer: Any) -> bool:
@@ -316,11 +327,12 @@ def _takes_no_writes(answer: Any) -> bool:
 
 
 def _elsewhere(answer: Any, told_by: Address) -> _Elsewhere | None:
-    """Of `MOVED slot host:port` and `ASK slot host:port`; no host: the same."""
+    """Of `MOVED slot host:port` and `ASK slot host:port`; no host: the same; `?`: whoever has the
+    slot by now knows."""
     if not isinstance(answer, ServerError) or answer.code not in ("MOVED", "ASK"):
         return None
     host, _, port = str(answer).rpartition(" ")[2].rpartition(":")
-    if not port.isdecimal():
+    if not port.isdecimal() or host == "?":
         return None
     return _Elsewhere(Address(host or told_by.host, int(port)), answer.code == "ASK")
 

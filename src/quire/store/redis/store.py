@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import compress, takewhile
 from operator import not_
-from typing import Any
+from typing import Any, TypeVar
 
 from quire.errors import StoreError, StoreURLError
 from quire.store.base import Blob, Landings, NewObject, ObjectName, StoredObject, StoreStats
@@ -28,7 +28,7 @@ from quire.store.paths import Sent, put_paths
 from quire.store.redis.connection import Address, Login, RedisConnection, turned_away
 from quire.store.redis.nodes import Nodes, RedisExchange
 from quire.store.redis.wire import Buffer, ProtocolError, ServerError, command, set_command
-from quire.store.url import Options, StoreURL
+from quire.store.url import Options, StoreURL, whole_number
 from quire.types import PAGE_KEY_BYTES, PageKey, PageStatus
 
 DEFAULT_PORT = 6379
@@ -40,6 +40,8 @@ _REFUSALS = ("OOM", "READONLY", "MISCONF", "NOPERM", "NOREPLICAS")
 """What a server says that takes no writes, or none of ours, and still serves reads."""
 _SCAN = 512
 """Keys asked for at a time."""
+
+Kind = TypeVar("Kind")
 
 
 class RedisStore:
@@ -156,7 +158,8 @@ class RedisStore:
         deadline = time.monotonic() + OPEN_TIMEOUT_S
         for address in self._nodes.addresses:
             with _told():
-                info = _fields(self._nodes.ask_node(address, (b"INFO",), deadline))
+                told = _as(bytes, self._nodes.ask_node(address, (b"INFO",), deadline))
+            info = _fields(told)
             used += info.get("used_memory", 0)
             evicted += info.get("evicted_keys", 0)
             bounded = bounded and bool(info.get("maxmemory"))
@@ -170,7 +173,8 @@ class RedisStore:
         for answer in self._nodes.ask(asked, deadline):
             if isinstance(answer, OSError | StoreError):
                 raise answer
-            if isinstance(answer, ServerError) and answer.code == "NOPERM":
+            # ERR: it knows no such command, as a Sentinel.
+            if isinstance(answer, ServerError) and answer.code in ("NOPERM", "ERR"):
                 raise turned_away(address, answer)
 
     def close(self) -> None:
@@ -186,7 +190,7 @@ class RedisStore:
         for answer in answers:
             if isinstance(answer, Exception):
                 raise _as_error(answer)
-        return answers
+        return [_as(int, answer) for answer in answers]
 
     def _key(self, name: ObjectName) -> bytes:
         # In braces, so that a name and what belongs to it are on one server of a cluster.
@@ -208,8 +212,9 @@ class RedisStore:
                 words = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % _SCAN)
                 deadline = time.monotonic() + _ADMIN_TIMEOUT_S
                 with _told():
-                    answer: Any = self._nodes.ask_node(address, words, deadline)
-                cursor, keys = answer
+                    answer = _as(list, self._nodes.ask_node(address, words, deadline))
+                cursor, found = _as(bytes, answer[0] if answer else None), answer[-1]
+                keys = [_as(bytes, key) for key in _as(list, found)]
                 if keys:
                     yield list(dict.fromkeys(keys))
                 if cursor == b"0":
@@ -282,8 +287,15 @@ def _told() -> Iterator[None]:
         raise _as_error(error) from None
 
 
-def _fields(info: Any) -> dict[str, int]:
-    lines = (line.partition(":") for line in info.decode().splitlines())
+def _as(kind: type[Kind], answer: Any) -> Kind:
+    """Raises StoreError: it is something else."""
+    if not isinstance(answer, kind):
+        raise StoreError("the store's server says what no Redis does: check the URL")
+    return answer
+
+
+def _fields(info: bytes) -> dict[str, int]:
+    lines = (line.partition(":") for line in info.decode(errors="replace").splitlines())
     return {name: int(value) for name, _, value in lines if value.isdecimal()}
 
 
@@ -336,16 +348,17 @@ def address_of(url: StoreURL) -> Address:
     _, _, place = url.host.rpartition("@")
     host, colon, port = place.rpartition(":") if not place.endswith("]") else (place, "", "")
     host = (host if colon else place).strip("[]")
-    if not host or (colon and not (port.isdecimal() and 0 < int(port) < 1 << 16)):
+    number = whole_number(port) if colon else DEFAULT_PORT
+    if not host or number is None or not 0 < number < 1 << 16:
         slash = ", and a slash in a password as %2F" if "@" in url.path else ""
         raise StoreURLError(f"{url.shown!r} names no server: write {url.scheme}://host:6379{slash}")
-    return Address(host, int(port) if colon else DEFAULT_PORT)
+    return Address(host, number)
 
 
 def login_of(url: StoreURL, ca: str) -> Login:
     user, password = url.credentials
-    database = url.path.strip("/")
-    if database and not database.isdecimal():
+    database = whole_number(url.path.strip("/") or "0")
+    if database is None:
         raise StoreURLError(f"{url.shown!r}: what follows the host is the database, a number")
     if ca and url.scheme != "rediss":
         raise StoreURLError(f"option 'ca' in {url.shown!r} is for rediss://")
@@ -355,4 +368,4 @@ def login_of(url: StoreURL, ca: str) -> Login:
             tls = ssl.create_default_context(cafile=ca or None)
         except OSError as error:
             raise StoreURLError(f"option 'ca' in {url.shown!r}: {error}") from error
-    return Login(user, password, int(database or 0), tls)
+    return Login(user, password, database, tls)
