@@ -37,7 +37,7 @@ class Helpers:
 
     def start(self, work: Callable[[], Answer]) -> Future[Answer]:
         """Can be cancelled until a thread has taken it. After close() it has failed, and when there
-        are too many."""
+        are too many, or no thread can be had."""
         future: Future[Answer] = Future()
 
         def job() -> None:
@@ -57,9 +57,14 @@ class Helpers:
             if self._num_open >= MAX_OPEN:
                 future.set_exception(StoreError("the store is behind with what it was asked"))
                 return future
+            if len(self._threads) <= self._num_open and len(self._threads) < self._num_threads:
+                try:
+                    self._threads.append(self._thread())
+                except RuntimeError as error:  # the machine has no more
+                    if not self._threads:
+                        future.set_exception(StoreError(f"the store is not asked: {error}"))
+                        return future
             self._num_open += 1
-            if self._num_open > len(self._threads) and len(self._threads) < self._num_threads:
-                self._threads.append(self._thread())
             self._jobs.put(job)  # before the Nones of close()
         return future
 

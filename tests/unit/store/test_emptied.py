@@ -51,6 +51,20 @@ def test_it_goes_on_as_an_empty_store_which_others_can_open(
     assert counted(cache, "error") == counted(cache, "mismatch") == {}
 
 
+def test_where_no_directory_is_any_more_the_store_does_not_answer(client, pages, root, file_store):
+    """And is not taken for one that has nothing."""
+    cache = client(file_store())
+    pages.put_path(cache, 1, 2)
+    away = root.rename(root.with_name("away"))
+    root.touch()
+    for _ in range(20):
+        assert pages.usable(cache, 1, 2) == 0
+    assert not cache.health()[0].answers
+    assert counted(cache, "error") != {}
+    root.unlink()
+    away.rename(root)
+
+
 def test_who_has_a_quota_writes_on(client, file_store, pages, root):
     cache = client(file_store(max_bytes=ROOM * pages.object_bytes))
     owner = Owner("aa", 0.5)

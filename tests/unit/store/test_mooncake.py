@@ -16,7 +16,7 @@ from quire.errors import StoreError, StoreURLError
 from quire.store.base import HEADER_BYTES, MAX_BYTES, Blob, NewObject
 from quire.store.codec import object_name
 from quire.store.mooncake.master import Master
-from quire.store.mooncake.pool import NO_ROOM, Bytes
+from quire.store.mooncake.pool import NO_ROOM, TRANSFER_FAILED, Bytes
 from quire.store.mooncake.registration import MAX_POOLS, POOL_BYTES, Memory
 from quire.store.mooncake.store import PUT_TRIES, MooncakeStore
 from quire.store.url import open_store
@@ -134,6 +134,41 @@ def test_a_put_without_room_is_tried_again_and_counted(client, pages, nth, statu
     )
     assert store.put([new], deadline=time.monotonic() + 60) == [status]
     assert client(store).counters()["retried_puts"] == len(pauses) == min(nth, PUT_TRIES) - 1
+
+
+# ---- no holder -----------------------------------------------------------------------------------
+
+
+class DeadHolder(FullPool):
+    """The master still believes in it."""
+
+    def __init__(self, size_bytes):
+        super().__init__(1)
+        self.size_bytes = size_bytes
+        self.removed = []
+
+    def exists(self, keys):
+        return [1] * len(keys)
+
+    def get(self, objects):
+        return [TRANSFER_FAILED] * len(objects)
+
+    def size(self, key):
+        return self.size_bytes
+
+    def remove(self, keys):
+        self.removed += keys
+        return [0] * len(keys)
+
+
+@pytest.mark.parametrize("size_bytes", [1, HEADER_BYTES, 2 * HEADER_BYTES, 1 << 30])
+def test_a_packed_page_that_nobody_can_read_is_lost_and_no_damage(client, pages, size_bytes):
+    pool = DeadHolder(size_bytes)
+    cache = client(MooncakeStore(pool, None))
+    assert pages.get(cache, 1) == [MISS]
+    assert pool.removed == []
+    assert cache.counters()["lost_objects"] == 1
+    assert pages.there(cache, 1) == [], "for as long as the master is wrong"
 
 
 # ---- a pool that works ---------------------------------------------------------------------------

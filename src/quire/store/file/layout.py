@@ -106,6 +106,11 @@ class Layout:
                 os.close(gone.lock_fd)
         return True
 
+    def look(self) -> None:
+        """Raises OSError: what is there cannot be seen. An empty directory can."""
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(self._marker)
+
     def _check_disk(self) -> None:
         """An empty directory may also be where a disk was mounted. Raises OSError, StoreError."""
         place = self.root if self.root.exists() else self.root.parent

@@ -108,7 +108,10 @@ class FileStore:
 
     def contains(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Asks the directory itself: other processes add and remove."""
-        return [os.access(self._layout.object_path(name.text), os.F_OK) for name in names]
+        found = [os.access(self._layout.object_path(name.text), os.F_OK) for name in names]
+        if not any(found):
+            self._layout.look()
+        return found
 
     def get(
         self, names: Sequence[ObjectName], into: Sequence[Blob], *, deadline: float

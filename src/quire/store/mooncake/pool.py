@@ -70,6 +70,15 @@ class Bytes(NamedTuple):
     addresses: list[int]
     sizes: list[int]
 
+    def cut(self, size_bytes: int) -> Bytes:
+        """So many bytes of it, from the first on."""
+        sizes, left = [], size_bytes
+        for size in self.sizes:
+            sizes.append(min(size, left))
+            left -= sizes[-1]
+        filled = [i for i, size in enumerate(sizes) if size]
+        return Bytes(self.key, [self.addresses[i] for i in filled], [sizes[i] for i in filled])
+
 
 class Pool:
     """Thread-safe."""

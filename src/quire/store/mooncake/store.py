@@ -204,10 +204,10 @@ class MooncakeStore:
             return PageStatus.OK
         if code in (TRANSFER_FAILED, OTHER_SIZE):
             size = self._pool.size(wanted.key)
-            header, page = wanted.sizes
-            if header < size < header + page:  # to be asked for by its very size
-                self._pool.get([wanted._replace(sizes=[header, size - header])])
-            if size > 0 and size != header + page:
+            room = sum(wanted.sizes)
+            if 0 < size < room:  # to be asked for by its very size
+                (code,) = self._pool.get([wanted.cut(size)])
+            if code == size or (code == OTHER_SIZE and size > room):
                 return PageStatus.CORRUPT
             self._lose(wanted.key)
             return PageStatus.MISS
