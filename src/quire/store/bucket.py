@@ -285,10 +285,6 @@ class BucketStore:
             for request in self._requests:
                 request.cancel()
             await asyncio.wait(calls, timeout=_LOOK_S)
-        # Of each that was ended before its time a thread of the library's wants to tell Python
-        # still; if the process ends first, it cries. Threads that answer us now come after those.
-        asked = [obstore.list_with_delimiter_async(store.MemoryStore()) for _ in range(_REQUESTS)]
-        await asyncio.gather(*asked, return_exceptions=True)
 
     def _run(
         self, work: Callable[[], Awaitable[Result]], deadline: float

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -410,34 +407,6 @@ def test_closing_ends_a_call_that_is_under_way(bucket, pages):
     assert statuses == [PageStatus.FAILED] * 3
     assert store.get(names, blobs, deadline=time.monotonic() + 600) == [PageStatus.FAILED] * 3
     store.close()
-
-
-ASKS_AND_ENDS = """
-import sys, time
-from quire.store.base import ObjectName
-from quire.store.bucket import BucketStore, bucket_of
-from quire.store.url import parse_url
-store = BucketStore(bucket_of(parse_url(sys.argv[1])))
-names = [ObjectName(n.to_bytes(32, "big"), "full", 0, 1) for n in range(256)]
-try:
-    store.contains(names, deadline=time.monotonic() + 0.5)
-except TimeoutError:
-    print("no answer")
-store.close()
-"""
-
-
-def test_a_process_ends_quietly_while_its_bucket_does_not_answer():
-    """Of five, before it was mended, one cried about the library's threads."""
-    with socket.create_server(("127.0.0.1", 0), backlog=512) as silent:
-        port = silent.getsockname()[1]
-        url = f"s3://bucket?endpoint=http://127.0.0.1:{port}&region=us-east-1"
-        words = [sys.executable, "-c", ASKS_AND_ENDS, url]
-        ran = [
-            subprocess.run(words, check=False, capture_output=True, text=True, timeout=120)
-            for _ in range(3)
-        ]
-    assert {(each.returncode, each.stdout, each.stderr) for each in ran} == {(0, "no answer\n", "")}
 
 
 @pytest.mark.parametrize(
