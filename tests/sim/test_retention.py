@@ -41,6 +41,7 @@ FOUND: list[tuple[int, int, dict[str, Any]]] = [
     (3995417412, 1020, {"lane_pages_s": 30.0, "tenant_share": 0.3}),
     (3995418456, 1420, {"store_pages": 153}),
     (3995418516, 1500, {"lane_pages_s": 30.0, "tenant_share": 0.3}),
+    (1957849862, 1500, {"lane_pages_s": 200.0, "tenant_share": 0.3}),
 ]
 """Seed, steps and options of runs of a swarm that broke a promise, or said so wrongly."""
 

@@ -145,6 +145,10 @@ class Retained:
         """Does it stand here to be kept?"""
         return holding in self.sizes and holding.queue is not self._first
 
+    def is_asked_for(self, holding: Holding) -> bool:
+        """As something that stands here has to be, whether its time is over or not."""
+        return holding.queue is self._first or self._until_s(holding) is not None
+
     def __iter__(self) -> Iterator[Holding]:
         """All of them."""
         return chain(self._first, *self._levels)
@@ -190,7 +194,8 @@ class Retained:
 
     def _note_deadline(self, holding: Holding) -> None:
         until_s = self._until_s(holding)
-        assert until_s is not None
+        if until_s is None:  # what is asked now is not of this tier: it is about to be ranked anew
+            return
         self._number += 1
         heapq.heappush(self._deadlines, (until_s, self._number, holding))
 

@@ -233,6 +233,8 @@ def _check_orders(core: Core) -> Iterator[None]:
     for retained in tree.standing.retained:
         pages = sum(num_pages(holding.pages) for holding in retained.sizes)
         _require(pages == sum(retained.sizes.values()), "what is retained is miscounted")
+        unasked = [holding for holding in retained.sizes if not retained.is_asked_for(holding)]
+        _require(not unasked, f"{unasked} stand to be kept, which nobody asks of their tier")
     for found, holdings in zip([*queued, *spare], [*orders, *tree.standing.spare], strict=True):
         for at, holding in enumerate(holdings):
             if at % PIECE == 0:

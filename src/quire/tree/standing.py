@@ -56,6 +56,13 @@ class Standing:
         self.leave(holding, slot)
         self._rank(holding, slot)
 
+    def _rank_twin_again(self, node: Node, device_slot: int) -> None:
+        """Of a page that the device was about to let go of, and has kept: see keep_spare()."""
+        twin = node.held[device_slot + HOST]
+        queue = None if twin is None else twin.queue
+        if twin is not None and queue not in (None, self.spare[device_slot // NUM_TIERS]):
+            self._rank_again(twin, device_slot + HOST)
+
     def leave(self, holding: Holding, slot: int) -> None:
         """The holding is going, or is to stand elsewhere. Harmless if it stands nowhere."""
         queue = holding.queue
@@ -91,6 +98,7 @@ class Standing:
                         orders[slot].touch(holding)
                     else:
                         self._rank_again(holding, slot)
+                        self._rank_twin_again(node, slot)
                     continue
                 holding = held[slot + HOST]
                 if holding is not None and holding.state is READY:

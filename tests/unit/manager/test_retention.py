@@ -8,7 +8,7 @@ from quire.eviction import GO_FIRST, MAX_LEVEL, EvictionKind
 from quire.keys import PrefixKey
 from quire.manager import Wish
 from quire.messages import Touch
-from quire.types import TENANT_MARK, Tier, split_keys
+from quire.types import HOST, TENANT_MARK, Tier, split_keys
 from support import MIXES, PAGE, Rig, namespace, tokens_for
 
 KEEP = Wish(retain_s=60.0, level=1)
@@ -197,6 +197,25 @@ def test_each_tier_for_as_long_as_was_asked_of_it() -> None:
     match = rig.manager.match(kept)
     assert (match.num_device, match.num_host) == (0, 6)
     rig.manager.check_invariants()
+
+
+def test_what_is_asked_again_of_the_device_alone_is_kept_on_the_host_no_longer() -> None:
+    """Also where the device was about to let go of it, so that its copy stood to be kept; and who
+    asks for its beginning alone meanwhile is served."""
+    rig = Rig(device=60, host=60, store=False)
+    tokens = tokens_for(8, seed=1)
+    kept = rig.key(tokens)
+    rig.cache(kept, wish=KEEP)
+    (node,) = rig.manager.match(kept).walk.nodes
+    rig.manager._core.tree.standing.keep_spare(node, HOST)
+    rig.now = 61.0
+    rig.cache(kept, wish=KEEP._replace(tiers=(True, False)))
+    rig.manager.check_invariants()
+    rig.cache(rig.key(tokens[: 3 * PAGE] + tokens_for(2, seed=2)))
+    rig.manager.check_invariants()
+    rig.manager.flush(Tier.DEVICE)
+    burst(rig, 40)
+    assert found(rig, kept) == 0
 
 
 def test_a_range_that_nobody_asks_to_keep_has_no_time_of_its_own() -> None:
