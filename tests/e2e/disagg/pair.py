@@ -64,7 +64,7 @@ class Pair(EngineRig):
         deadline = time.monotonic() + PATIENCE_S
         while not all(self._is_quiet(engine) for engine in self.engines):
             assert time.monotonic() < deadline, [e.requests() for e in self.engines]
-            self._steps(1)
+            self.steps(1)
             time.sleep(PAUSE_S)
         for engine in self.engines:
             self.check_clean(engine)
@@ -98,7 +98,7 @@ class Pair(EngineRig):
         }
         return CachedTokens(**sums)
 
-    def _steps(self, count: int) -> list[Output]:
+    def steps(self, count: int) -> list[Output]:
         outputs = []
         for _ in range(count):
             self.each_step()
@@ -145,6 +145,7 @@ def engines(
                 page_size=PAGE,
                 device_bytes=1,
                 host_bytes=1,
+                threads=subject.threads,
                 role=role,
                 peer_port=0,
                 peer_secret=SECRET,

@@ -333,7 +333,7 @@ def test_client_disconnects_in_each_state_c28(
         for _ in range(200_000):
             if moment.reached():
                 break
-            both._steps(1)
+            both.steps(1)
         else:
             raise AssertionError(f"it was never {when}")
         both.decode.handle(AbortRequest(RequestId("gone")))
@@ -376,14 +376,14 @@ def test_a_slow_restore_holds_back_nobody_else_c29(
         for _ in range(200_000):
             if answered.is_set():
                 break
-            both._steps(1)
+            both.steps(1)
         assert answered.is_set()
         both.ask(subject, others, "beside a slow one")
         assert [handover.owner for handover in _moving(both)] == ["slow"]
         go_on.set()
         finished: list[Output] = []
         while not finished:
-            finished = [output for output in both._steps(1) if output.finish is not None]
+            finished = [output for output in both.steps(1) if output.finish is not None]
         assert finished[0].finish is Finish.LENGTH
         both.settle()
         both.ask(subject, [slow], "again")
@@ -398,7 +398,7 @@ def test_an_address_that_is_none_fails_its_request_and_nothing_else(
     with pair(subject) as both:
         wrong = msgspec.structs.replace(_generate("wrong", subject.ask()[0]), prefill=[address])
         both.decode.handle(wrong)
-        (output,) = [o for o in both._steps(1) if o.finish is not None]
+        (output,) = [o for o in both.steps(1) if o.finish is not None]
         assert output.finish is Finish.ERROR
         both.ask(subject, subject.ask()[:1], "the next")
         both.settle()

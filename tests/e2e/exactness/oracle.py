@@ -72,7 +72,7 @@ def _answer(subject: Subject, prompt: tuple[int, ...], num_tokens: int) -> Refer
     return Reference(list(prompt), tokens, logits)
 
 
-def differences(reference: Reference, answer: Answer) -> int:
+def differences(reference: Reference, answer: Answer, *, noise: float = NOISE) -> int:
     """0 if equal, 1 if the first difference is fp32 noise (which is printed); raises otherwise."""
     tokens, expected = answer.tokens, reference.tokens
     assert len(tokens) == len(expected)
@@ -82,7 +82,7 @@ def differences(reference: Reference, answer: Answer) -> int:
         if mine != theirs:
             gap = max(gap, float(logits[theirs] - logits[mine]))
             print(f"token {step}: {mine} instead of {theirs}, logit gap {gap:.2e}")
-        assert gap < NOISE, f"{tokens} instead of {expected}: gap {gap:.2e} at {step}"
+        assert gap < noise, f"{tokens} instead of {expected}: gap {gap:.2e} at {step}"
         if mine != theirs:
             return 1  # what follows answers another prompt
     return 0

@@ -53,28 +53,33 @@ class EngineRig:
         self.cached: list[CachedTokens] = []
         """Of the last `answer`, per prompt."""
 
+    def begin(self, prompt: Sequence[int], num_tokens: int, salt: str = "") -> RequestId:
+        """A greedy answer is asked for; `steps` bring it."""
+        self._number += 1
+        name = RequestId(f"r{self._number}")
+        params = SamplingParams(max_tokens=num_tokens, temperature=0, logprobs=NUM_LOGPROBS)
+        tokens = np.array(prompt, dtype="<i4").tobytes()
+        self.engine.handle(Generate(name, tokens, params, salt))
+        return name
+
     def answer(
         self, prompts: Sequence[Sequence[int]], num_tokens: int, *, salt: str = "", stagger: int = 0
     ) -> list[Answer]:
         """Greedy answers, all at once; `stagger`: so many steps between arrivals."""
-        params = SamplingParams(max_tokens=num_tokens, temperature=0, logprobs=NUM_LOGPROBS)
         ids = []
         outputs: list[Output] = []
         for prompt in prompts:
-            self._number += 1
-            ids.append(RequestId(f"r{self._number}"))
-            tokens = np.array(prompt, dtype="<i4").tobytes()
-            self.engine.handle(Generate(ids[-1], tokens, params, salt))
-            outputs += self._steps(stagger)
+            ids.append(self.begin(prompt, num_tokens, salt))
+            outputs += self.steps(stagger)
         deadline = time.monotonic() + PATIENCE_S
         while sum(output.finish is not None for output in outputs) < len(ids):
             assert time.monotonic() < deadline, "requests did not finish"
-            outputs += self._steps(1)
+            outputs += self.steps(1)
         assert not [output for output in outputs if output.error]
         self.cached = [
             next(o.cached for o in outputs if o.id == i and o.cached is not None) for i in ids
         ]
-        return [_collect([output for output in outputs if output.id == i]) for i in ids]
+        return [collect([output for output in outputs if output.id == i]) for i in ids]
 
     def reused(self, *tiers: str) -> int:
         """Tokens of the last prompts that came from these tiers; none named: from any."""
@@ -126,7 +131,7 @@ class EngineRig:
             yield
         assert done, "there was nothing to tamper with"
 
-    def _steps(self, count: int) -> list[Output]:
+    def steps(self, count: int) -> list[Output]:
         outputs = []
         for _ in range(count):
             worked = self.engine.step()
@@ -138,7 +143,7 @@ class EngineRig:
         return outputs
 
 
-def _collect(outputs: list[Output]) -> Answer:
+def collect(outputs: list[Output]) -> Answer:
     return Answer(
         [token for output in outputs for token in output.tokens],
         [logprobs for output in outputs for logprobs in output.logprobs],
@@ -172,6 +177,7 @@ def engine_rig(
         page_size=PAGE,
         device_bytes=1,
         host_bytes=min(1, host_pages),
+        threads=subject.threads,
         debug=True,
         **dict(subject.options),
         **options,

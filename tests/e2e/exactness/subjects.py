@@ -53,6 +53,11 @@ class Subject:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def threads(self) -> int:
+        """For an engine: of a tiny model threads would only wait for each other."""
+        return 1 if self.is_quick else 0
+
     def under(self, **options: Any) -> "Subject":
         return replace(self, options=tuple(options.items()))
 
