@@ -300,7 +300,9 @@ class Loader:
             if below is not None and below.state is READY:
                 self._condemn(child, slot)
         holding = node.held[slot]
-        if holding is not None and holding.state is READY:
+        if holding is None:
+            return  # it was of no use without what hung below it
+        if holding.state is READY:
             self._core.announce_removed(node, slot)
         self._core.release(self._core.tree.condemn(node, slot))
 

@@ -324,6 +324,31 @@ def test_who_stands_on_pages_that_are_nowhere_any_more_goes_on_from_those_before
     assert rig.matched(key) == (4, 0)
 
 
+def test_a_beginning_that_does_not_arrive_takes_all_behind_it_that_has_overtaken_it_c11(
+    mix: str,
+) -> None:
+    """In however many nodes that is, and nobody uses any of them. The engine ended there."""
+    rig = Rig(mix=mix, store=False)
+    key = rig.doc(8, seed=1)
+    rig.cache_with_point(key, 2)
+    rig.manager.flush(Tier.DEVICE)
+    loading = [rig.acquire(key[:2]), rig.acquire(key)]
+    for lease in loading:
+        rig.manager.load(lease)
+        rig.step()
+    loads = rig.take_all(Load)
+    first = [load for load in loads if load.op == loads[0].op]
+    for load in loads[len(first) :]:
+        rig.answer(load)
+    for lease in loading:
+        rig.manager.release(lease)
+    rig.manager.flush(Tier.HOST)
+    rig.step([report for load in first for report in rig.reports(load, statuses=FAILED)])
+    rig.run()
+    assert rig.matched(key)[0] == 0
+    assert not any(rig.used(Tier.DEVICE).values())
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_which_page_comes_back_first_does_not_depend_on_where_leases_lie_in_memory(
     order: int,
