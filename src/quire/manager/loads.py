@@ -9,7 +9,7 @@ as a whole, since none is of use without the others.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -74,11 +74,11 @@ class _Needs:
 
 class Loader:
     def __init__(
-        self, core: Core, states: States | None, costs: CostModel, leases: Set[Lease]
+        self, core: Core, states: States | None, costs: CostModel, condemned: Callable[[], None]
     ) -> None:
-        """`leases`: all there are."""
+        """`condemned`: told when something was."""
         self._core = core
-        self._leases = leases
+        self._tell_condemned = condemned
         self._costs = costs
         self._states = states
         self._spans: dict[OperationId, _Span] = {}
@@ -300,7 +300,9 @@ class Loader:
             if below is not None and below.state is READY:
                 self._condemn(child, slot)
         holding = node.held[slot]
-        if holding is not None and holding.state is READY:
+        if holding is None:
+            return  # it was of no use without what hung below it
+        if holding.state is READY:
             self._core.announce_removed(node, slot)
         self._core.release(self._core.tree.condemn(node, slot))
 
@@ -313,26 +315,7 @@ class Loader:
                 lease.load_state = LoadState.IDLE
         span.waiting.clear()
         if self._condemned:
-            self._let_go_of_condemned()
-
-    def _let_go_of_condemned(self) -> None:
-        """Those that came while pages were on their way protect them, and the host's copies, but
-        count on the host's alone. Of what is condemned now they let go: one of them may need the
-        room to compute, and nobody else could give it."""
-        core = self._core
-        for lease in self._leases:
-            if lease.load_state is not LoadState.FAILED and any(
-                self._is_condemned(guard) for guard in lease.guards
-            ):
-                old, lease.guards = lease.guards, core.protect(lease.tail, lease.device_tail)
-                core.unprotect(old)
-
-    def _is_condemned(self, guard: Guard) -> bool:
-        slot, tail, stop = guard
-        if slot not in self._slots:
-            return False
-        held = (node.held[slot] for node in self._core.tree.path(tail, stop))
-        return any(each is not None and each.state is DRAINING for each in held)
+            self._tell_condemned()
 
     def _lost_something(self, lease: Lease) -> bool:
         for component, slot in zip(self._core.components, self._slots, strict=True):

@@ -45,6 +45,7 @@ from quire.messages import (
 from quire.tree import Node, Walk, held_pages, rest, slot_of
 from quire.types import (
     DEVICE,
+    DRAINING,
     HOST,
     NO_PAGES,
     NO_SLOT,
@@ -90,7 +91,7 @@ class CacheManager:
         # What only models of several components need is None for the others: it costs nothing.
         self._states = States(core) if len(core.components) > 1 else None
         self._writer = Writer(core)
-        self._loader = Loader(core, self._states, self.costs, self.leases)
+        self._loader = Loader(core, self._states, self.costs, self._let_go_of_condemned)
         self._fetches = Fetches(
             core, self.costs, self._advance, self._streamed, self._let_go_of_copies
         )
@@ -527,6 +528,25 @@ class CacheManager:
         for lease in sorted(self.leases, key=lambda lease: lease.owner):
             if not lease.yielded and not lease.loads:
                 self._repoint(lease, lease.tail, lease.device_tail)
+
+    def _let_go_of_condemned(self) -> None:
+        """Pages do not arrive on the device. Those that saw them coming protect them, and count on
+        the host's copies alone: they let go, since one of them may need the room to compute, and
+        nobody else could give it. Their paths end where the host has no copy."""
+        tree, components = self._core.tree, self._core.components
+        for lease in sorted(self.leases, key=lambda lease: lease.owner):  # a run can be repeated
+            if lease.yielded or lease.load_state is _LOAD_FAILED or not self._is_condemned(lease):
+                continue
+            first, nodes = lease.device_tail.end, [*tree.path(lease.tail, lease.device_tail)]
+            end = usable_pages(components, nodes[::-1], first, lease.tail.end, host=True)
+            tail = tree.node_at(lease.tail, end) if end > first else lease.device_tail
+            self._repoint(lease, tail, lease.device_tail)
+
+    def _is_condemned(self, lease: Lease) -> bool:
+        """Is anything on its path?"""
+        slots = [slot_of(component.index, DEVICE) for component in self._core.components]
+        held = (node.held[slot] for node in self._core.tree.path(lease.tail) for slot in slots)
+        return any(holding is not None and holding.state is DRAINING for holding in held)
 
     def _hold_host(self, lease: Lease) -> None:
         """The lease protects of its prefix what the host has, to a point, and nothing else."""

@@ -60,6 +60,8 @@ def _join(tree: PrefixTree, tail: Node, least: int) -> None:
         tokens.append(node.tokens[:-overlap] if overlap and node is not tail else node.tokens)
         if node.page_keys is not None:
             keys.append(node.page_keys)
+        if node is not tail:
+            node.children = None  # else those above the tail would wait for the garbage collector
         tail.hits = max(tail.hits, node.hits)
     tail.tokens = b"".join(tokens)
     tail.page_keys = b"".join(keys) if len(keys) == len(run) else None

@@ -3,6 +3,8 @@ chunk by chunk as a prompt is computed, or at once (C39); and only what it is sa
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from quire.config import WriteConfig, WritePolicy
@@ -22,6 +24,10 @@ def nodes(rig: Rig) -> list[tuple[int, int]]:
         stack += (node.children or {}).values()
         found += [(node.start, node.end)] if node.parent is not None else []
     return sorted(found)
+
+
+def num_objects(kind: type) -> int:
+    return sum(type(each) is kind for each in gc.get_objects())
 
 
 def commit_in_pieces(rig: Rig, lease: Lease, pages: int, piece: int, *, step: bool) -> None:
@@ -61,6 +67,22 @@ def test_turns_of_a_conversation_do_not_pile_up_nodes_c39() -> None:
         rig.cache(rig.key(talk[: turn * 5 * PAGE]))
         assert len(nodes(rig)) <= 4
     assert rig.matched(rig.key(talk)) == (100, 0)
+
+
+def test_what_talks_leave_behind_waits_for_no_collection() -> None:
+    """Nodes that became one with others are freed at once, with their tokens."""
+    rig = Rig(device=64, host=64, store=False)
+    gc.collect()
+    gc.disable()
+    before = num_objects(Node)
+    try:
+        talk = tokens_for(50, seed=1)
+        for turn in range(1, 11):
+            rig.cache(rig.key(talk[: turn * 5 * PAGE]))
+        rig.manager.flush(Tier.DEVICE)
+        assert num_objects(Node) - before == len(nodes(rig)) < 10
+    finally:
+        gc.enable()
 
 
 def test_what_is_committed_below_a_shared_node_does_not_change_it_c39() -> None:

@@ -7,7 +7,7 @@ import pytest
 from quire.errors import LeaseError
 from quire.manager import LoadState
 from quire.messages import Backup, Load
-from quire.types import PageStatus, Tier, page_array
+from quire.types import PageIds, PageStatus, Tier, page_array
 from support import FAILED, MIX_PARTS, OK, PAGE, Rig, tokens_for
 
 
@@ -289,6 +289,94 @@ def test_pages_of_a_failed_load_come_back_although_others_hold_the_prefix_c11(mi
     rig.run()
     rig.manager.release(waiting)
     assert rig.matched(key) == (4, 0)
+
+
+def test_who_stands_on_pages_that_are_nowhere_any_more_goes_on_from_those_before_them_c11(
+    mix: str,
+) -> None:
+    """The end of a prompt has overtaken its beginning, and its copy on the host went as spare; then
+    the beginning does not arrive, and takes the end with it. The engine ended there."""
+    rig = Rig(mix=mix, store=False)
+    key = rig.doc(4, seed=1)
+    rig.cache_with_point(key, 2)
+    rig.manager.flush(Tier.DEVICE)
+    loading = [rig.acquire(key[:2]), rig.acquire(key)]
+    for lease in loading:
+        rig.manager.load(lease)
+        rig.step()
+    loads = rig.take_all(Load)
+    first = [load for load in loads if load.op == loads[0].op]
+    for load in loads[len(first) :]:
+        rig.answer(load)
+    for lease in loading:
+        rig.manager.release(lease)
+    other = rig.acquire(key)
+    assert rig.manager.flush(Tier.HOST)
+    for load in first:
+        rig.answer(load, statuses=FAILED)
+    assert (other.num_device, other.num_host) == rig.matched(key) == (0, 2)
+    rig.run()
+    assert rig.manager.load(other) == 2
+    rig.run()
+    assert rig.grow(other, key)
+    rig.manager.release(other)
+    rig.run()
+    assert rig.matched(key) == (4, 0)
+
+
+def test_a_beginning_that_does_not_arrive_takes_all_behind_it_that_has_overtaken_it_c11(
+    mix: str,
+) -> None:
+    """In however many nodes that is, and nobody uses any of them. The engine ended there."""
+    rig = Rig(mix=mix, store=False)
+    key = rig.doc(8, seed=1)
+    rig.cache_with_point(key, 2)
+    rig.manager.flush(Tier.DEVICE)
+    loading = [rig.acquire(key[:2]), rig.acquire(key)]
+    for lease in loading:
+        rig.manager.load(lease)
+        rig.step()
+    loads = rig.take_all(Load)
+    first = [load for load in loads if load.op == loads[0].op]
+    for load in loads[len(first) :]:
+        rig.answer(load)
+    for lease in loading:
+        rig.manager.release(lease)
+    rig.manager.flush(Tier.HOST)
+    rig.step([report for load in first for report in rig.reports(load, statuses=FAILED)])
+    rig.run()
+    assert rig.matched(key)[0] == 0
+    assert not any(rig.used(Tier.DEVICE).values())
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_which_page_comes_back_first_does_not_depend_on_where_leases_lie_in_memory(
+    order: int,
+) -> None:
+    """Else the same seed of a simulation was not always the same run."""
+    rig = Rig(device=6, store=False)
+    tokens = tokens_for(4, seed=1)
+    keys = [rig.key(tokens), rig.key(tokens[: 2 * PAGE] + tokens_for(2, seed=2))]
+    for key in keys:
+        rig.cache_on_host(key)
+    loading = [rig.acquire(key) for key in (keys[0][:2], *keys)]
+    for lease in loading:
+        rig.manager.load(lease)
+        rig.step()
+    first, *below = rig.take_all(Load)
+    for load in below:  # they overtake what they hang under
+        rig.answer(load)
+    for lease in loading:
+        rig.manager.release(lease)
+    others = [rig.acquire(key) for key in keys]
+    rig.manager.leases = dict.fromkeys(others[::order])  # type: ignore[assignment]
+    rig.answer(first, statuses=FAILED)
+    rig.manager.leases = set(others)
+    assert rig.free(Tier.DEVICE) == 6
+    came_back = page_array(PageIds(b"".join(load.device for load in (*below, first))))
+    assert rig.manager._core.allocators[0].free_pages().tolist() == came_back.tolist()
+    for lease in others:
+        rig.manager.release(lease)
 
 
 def test_load_below_a_failed_load_fails_with_it_c11(mix: str) -> None:

@@ -9,13 +9,14 @@ before it that the host lacks, so that what the host has never hangs on the devi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 
 from quire.components import Component, Guard
 from quire.config import WritePolicy
 from quire.manager.core import Core
 from quire.manager.operations import BACKUP, COPY_TIMEOUT_S, ENDED, Operation
-from quire.manager.writes.stretches import Outcome, PathStretch, UnderWay, size_of
+from quire.manager.writes.stretches import Outcome, PathStretch, outcomes_of, size_of
 from quire.messages import Backup
 from quire.tree import Node, held_pages, rest, slot_of
 from quire.types import DEVICE, FILLING, HOST, READY, PageIds, num_pages
@@ -46,7 +47,6 @@ class Backups:
         self._host = slot_of(component.index, HOST)
         self.due: dict[Node, PathStretch] = {}
         """By their lower end."""
-        self._under_way = UnderWay(core, component)
         self._need = 0.0
         """Device pages that a step takes, by the largest of the last ones; or that a request will
         take which has arrived."""
@@ -167,10 +167,9 @@ class Backups:
             BACKUP,
             {self._component.name: num_pages(target)},
             timeout_s=COPY_TIMEOUT_S,
-            on_report=self._reported,
+            on_report=partial(self._reported, stretches),
             guards=guards,
         )
-        self._under_way.put(op, stretches)
         core.outbox.append(Backup(op.id, self._component.name, source, target))
 
     def _missing(self, due: PathStretch) -> list[Node]:
@@ -229,11 +228,11 @@ class Backups:
         the way to the store, but no eviction."""
         return due.urgent or due.cold or self._core.store_epoch > 0
 
-    def _reported(self, op: Operation) -> None:
+    def _reported(self, stretches: list[PathStretch], op: Operation) -> None:
         if op.state is not ENDED:
             return
         core, slot = self._core, self._host
-        outcomes = self._under_way.take(op)
+        outcomes = outcomes_of(core, self._component, op, stretches)
         failed: list[Outcome] = []
         for outcome in outcomes:
             stretch, node, size, statuses = outcome

@@ -8,7 +8,6 @@ from quire.components import Component
 from quire.manager.core import Core
 from quire.manager.operations import Operation
 from quire.tree import Node
-from quire.types import OperationId
 
 
 class PathStretch(msgspec.Struct, eq=False):
@@ -44,32 +43,23 @@ Outcome = tuple[PathStretch, Node, int, bytes]
 tuple because every request makes some."""
 
 
-class UnderWay:
-    """The stretches of a component's operations of one kind."""
-
-    def __init__(self, core: Core, component: Component) -> None:
-        self._core = core
-        self._component = component
-        self._stretches: dict[OperationId, list[PathStretch]] = {}
-
-    def put(self, op: Operation, stretches: list[PathStretch]) -> None:
-        self._stretches[op.id] = stretches
-
-    def take(self, op: Operation) -> list[Outcome]:
-        """Every node of an operation that has ended, as it is cut now."""
-        statuses, at = b"" if op.all_ok() else op.page_statuses(), 0
-        outcomes: list[Outcome] = []
-        is_point = self._component.is_point
-        for stretch in self._stretches.pop(op.id):
-            for node in stretch.nodes(self._component):
-                size = 1 if is_point else node.end - node.start
-                mine = b""
-                if statuses:
-                    mine = statuses[at : at + size]
-                    self._core.count_faults(op.kind, mine)
-                outcomes.append((stretch, node, size, mine))
-                at += size
-        return outcomes
+def outcomes_of(
+    core: Core, component: Component, op: Operation, stretches: list[PathStretch]
+) -> list[Outcome]:
+    """Every node of an operation that has ended, as it is cut now."""
+    statuses, at = b"" if op.all_ok() else op.page_statuses(), 0
+    outcomes: list[Outcome] = []
+    is_point = component.is_point
+    for stretch in stretches:
+        for node in stretch.nodes(component):
+            size = 1 if is_point else node.end - node.start
+            mine = b""
+            if statuses:
+                mine = statuses[at : at + size]
+                core.count_faults(op.kind, mine)
+            outcomes.append((stretch, node, size, mine))
+            at += size
+    return outcomes
 
 
 def size_of(component: Component, node: Node) -> int:

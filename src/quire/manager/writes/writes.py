@@ -17,7 +17,7 @@ import msgspec
 from quire.components import Component, Guard
 from quire.manager.core import Core
 from quire.manager.operations import ENDED, WRITE, Operation
-from quire.manager.writes.stretches import PathStretch, UnderWay, size_of
+from quire.manager.writes.stretches import PathStretch, outcomes_of, size_of
 from quire.messages import Run, Write
 from quire.tree import Node, held_pages, rest, slot_of
 from quire.types import (
@@ -25,7 +25,6 @@ from quire.types import (
     NO_PARENT,
     PAGE_KEY_BYTES,
     READY,
-    OperationId,
     PageIds,
     PageStatus,
     num_pages,
@@ -49,9 +48,6 @@ class Writes:
         self.retries: list[tuple[float, int, PathStretch]] = []
         """Due time, a number to break ties, and what to write then."""
         self._num_retries = 0
-        self._under_way = UnderWay(core, component)
-        self._epochs: dict[OperationId, int] = {}
-        """Of the stores that operations write to."""
         self._writing: set[Node] = set()
         """On their way to the store, or behind what is."""
         self._behind: dict[Node, list[PathStretch]] = {}
@@ -157,11 +153,9 @@ class Writes:
             WRITE,
             {self._component.name: num_pages(host)},
             timeout_s=timeout_s * 2,  # the worker gives up first
-            on_report=self._reported,
+            on_report=partial(self._reported, list(stretches.values()), core.store_epoch),
             guards=guards,
         )
-        self._under_way.put(op, list(stretches.values()))
-        self._epochs[op.id] = core.store_epoch
         core.outbox.append(
             Write(op.id, self._component.name, host, self._runs(stretches), timeout_s)
         )
@@ -208,11 +202,12 @@ class Writes:
             before = node
         return runs
 
-    def _reported(self, op: Operation) -> None:
+    def _reported(self, stretches: list[PathStretch], epoch: int, op: Operation) -> None:
+        """`epoch`: of the store that it wrote to."""
         if op.state is not ENDED:
             return
-        core, outcomes = self._core, self._under_way.take(op)
-        epoch, at = self._epochs.pop(op.id), 0
+        core, at = self._core, 0
+        outcomes = outcomes_of(core, self._component, op, stretches)
         named = self._index == 0 and len(op.keys) == op.num_pages * PAGE_KEY_BYTES
         for stretch, node, size, statuses in outcomes:
             self._inflight_pages -= size
