@@ -282,6 +282,18 @@ def test_pages_of_a_host_pool_come_back_byte_for_byte(cache, pages):
     assert [source[0] for source in sources] == [1, 2, 3, 4]
 
 
+def test_engines_that_give_memory_are_a_pool_without_anybody_else(own_pool, client, pages):
+    pool = own_pool(holders=0)
+    first, second = (client(open_store(f"{pool.url}&segment=16MiB")) for _ in range(2))
+    guest = client(open_store(f"{pool.url}&replicas=2"))
+    assert guest._store.stats().capacity_bytes == 32 << 20
+    assert pages.put_path(guest, *range(1, 9)) == [OK] * 8
+    for each in (first, second, guest):
+        assert pages.get(each, *range(1, 9)) == [OK] * 8
+    first.close()
+    assert pages.get(guest, *range(1, 9)) == [OK] * 8
+
+
 def test_what_others_keep_there_is_left_alone(cache, joined, pages):
     pages.put_path(cache, 1, 2)
     with joined._memory.stage(HEADER_BYTES) as stage:
