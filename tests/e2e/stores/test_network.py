@@ -115,8 +115,7 @@ def test_a_link_that_breaks_costs_hits_and_nothing_else_c18(far: Far, how: str) 
 
 @pytest.mark.long
 def test_a_pool_far_away_writes_into_no_page_that_it_has_given_back(tmp_path: Path) -> None:
-    """So much is read at once that its client gives up, after a minute, before all of it has ended;
-    then the link is wide again."""
+    """So much is read at once that most of it is given up; then the link is wide again."""
     if reason := why_not() or why_no_shaping():
         pytest.skip(reason)
     memory = memoryview(mmap.mmap(-1, CALLS * MAX_OBJECTS * PAGE_BYTES))

@@ -459,6 +459,28 @@ def test_a_silent_master_is_left_in_time_and_found_again(own_pool, client, pages
 
 
 @pytest.mark.long
+def test_however_much_is_read_at_once_from_a_silent_holder_no_call_hangs(own_pool, client, pages):
+    pool = own_pool(holders=1)
+    cache = client(open_store(pool.url))
+    runs = [range(1 + 16 * i, 17 + 16 * i) for i in range(8)]
+    for run in runs:
+        assert pages.put(cache, *run) == [OK] * 16
+    pool.pause_holder()
+    readers = [
+        threading.Thread(target=lambda run=run: pages.get(cache, *run), daemon=True) for run in runs
+    ]
+    try:
+        for reader in readers:
+            reader.start()
+        hangs_at = time.monotonic() + 50
+        for reader in readers:
+            reader.join(hangs_at - time.monotonic())
+        assert not any(reader.is_alive() for reader in readers)
+    finally:
+        pool.holder_goes_on()
+
+
+@pytest.mark.long
 def test_closing_while_a_call_is_under_way_waits_for_nobody(own_pool, pages):
     pool = own_pool(holders=1)
     store = open_store(pool.url)

@@ -44,6 +44,10 @@ _DEFAULTS = {
     "MC_HANDSHAKE_CONNECT_TIMEOUT": "2",
     "MC_STORE_CLIENT_SETUP_RETRIES": "1",
     "MC_TCP_SLICE_SIZE": str(1 << 20),
+    # Of a silent holder each piece takes a second, four at a time: few wait for that, and the rest
+    # is given up together.
+    "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "64",
+    "MC_TCP_ADMISSION_TIMEOUT_MS": "5000",
 }
 
 
