@@ -42,6 +42,9 @@ is as many, side by side, and takes as long as one."""
 _RANGE_BYTES = 8 << 20
 """Of one request for an object's bytes, at most."""
 _LOOK_S = 0.05
+_LET_GO_S = 0.1
+"""The library's threads are not done with Python when a call has its answer, and would crash one
+that ends meanwhile: so long they are left alone with it."""
 _DELETED = 500
 """Objects deleted at a time."""
 
@@ -285,6 +288,7 @@ class BucketStore:
             for request in self._requests:
                 request.cancel()
             await asyncio.wait(calls, timeout=_LOOK_S)
+        await asyncio.sleep(_LET_GO_S)
 
     def _run(
         self, work: Callable[[], Awaitable[Result]], deadline: float

@@ -39,6 +39,8 @@ class StoreSuite:
 
     hangs_s = 10.0
     """A call that is over its deadline by so much hangs."""
+    lands_late_s = 0.05
+    """What comes after its call has ended is seen if it comes within so long."""
     secrets: Sequence[str] = ()
     """What must never be said: passwords and keys that it was opened with."""
 
@@ -203,6 +205,21 @@ class StoreSuite:
             assert put[0] in (OK, *_FAILED)
             assert time.monotonic() - began < self.hangs_s
             assert self._get(store, 1) == [OK]
+
+    def test_nothing_is_written_into_a_page_when_the_call_has_ended(self) -> None:
+        """However it ended: the page is somebody else's by then."""
+        with self._opened() as store:
+            numbers = range(MAX_OBJECTS)
+            self._put(store, *numbers)
+            into = [self._blob() for _ in numbers]
+            for left_s in (60.0, 0.01, 0.001, 0.0):
+                with suppress(OSError, StoreError):
+                    deadline = time.monotonic() + left_s
+                    store.get([name(n) for n in numbers], into, deadline=deadline)
+                for blob in into:
+                    blob.payload[:] = b"\xee" * self.page_bytes
+                time.sleep(self.lands_late_s)
+                assert all(set(blob.payload) == {0xEE} for blob in into)
 
     def test_closing_it_ends_the_calls_that_are_under_way(self) -> None:
         """With whatever they have, or by raising; and nobody who calls afterwards waits."""

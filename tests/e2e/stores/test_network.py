@@ -4,7 +4,11 @@ on which everything gets lost and nobody is told, while requests run. Needs root
 
 from __future__ import annotations
 
+import mmap
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,10 +25,14 @@ from e2e.stores.test_faults import (
     meanwhile,
     used_again,
 )
-from quire.types import Tier
+from quire.store import open_store
+from quire.store.base import HEADER_BYTES, MAX_OBJECTS, Blob, NewObject
+from quire.testing.stores import name, soon
+from quire.types import PageStatus, Tier
 from store_servers import Mooncake, Moto, Valkey
 
 KBIT_S = 4_000
+CALLS, PAGE_BYTES, OURS = 8, 1 << 20, 0xEE
 
 
 class Break(NamedTuple):
@@ -103,3 +111,41 @@ def test_a_link_that_breaks_costs_hits_and_nothing_else_c18(far: Far, how: str) 
         undo(far.link)
         used_again(rig)
         rig.settle()
+
+
+@pytest.mark.long
+def test_a_pool_far_away_writes_into_no_page_that_it_has_given_back(tmp_path: Path) -> None:
+    """So much is read at once that most of it is given up; then the link is wide again."""
+    if reason := why_not() or why_no_shaping():
+        pytest.skip(reason)
+    memory = memoryview(mmap.mmap(-1, CALLS * MAX_OBJECTS * PAGE_BYTES))
+    pages = [memory[at : at + PAGE_BYTES] for at in range(0, len(memory), PAGE_BYTES)]
+    blobs = [Blob(memoryview(bytearray(HEADER_BYTES)), page) for page in pages]
+    names = [name(n) for n in range(len(pages))]
+    parts = [slice(at, at + MAX_OBJECTS) for at in range(0, len(pages), MAX_OBJECTS)]
+    with Network() as there:
+        link = Link(Home(), there)
+        with there.inside():
+            pool = Mooncake(tmp_path, host=link.right, holder_bytes=512 << 20, holders=1)
+        try:
+            with closing(open_store(pool.url)) as store:
+
+                def read(part: slice) -> None:
+                    deadline = time.monotonic() + 5
+                    store.get(names[part], blobs[part], deadline=deadline)
+                    for page in pages[part]:
+                        page[:] = bytes([OURS]) * PAGE_BYTES
+
+                for part in parts:
+                    each = zip(names[part], blobs[part], strict=True)
+                    news = [NewObject(*one, None, 1) for one in each]
+                    assert set(store.put(news, deadline=soon())) == {PageStatus.OK}
+                link.shape(KBIT_S)
+                with ThreadPoolExecutor(CALLS) as threads:
+                    list(threads.map(read, parts))
+                link.widen()
+                time.sleep(20)
+                assert all(page == bytes([OURS]) * PAGE_BYTES for page in pages)
+                assert store.contains(names[:1], deadline=soon()) == [True]
+        finally:
+            pool.stop()

@@ -103,6 +103,18 @@ def test_file_system_without_direct_io_is_served_buffered(client, file_store, pa
     assert pages.get(store, 1, 2) == [OK, OK]
 
 
+@pytest.mark.parametrize("name", ["coldest", "scan"])
+def test_of_a_store_that_cannot_be_opened_no_file_stays_open(file_store, name):
+    file_store().close()
+    in_the_way = file_store.root / "state" / name
+    in_the_way.unlink()
+    in_the_way.mkdir()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(StoreError, match="cannot use"):
+        file_store()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_two_stores_on_one_directory_see_each_other(client, file_store, pages, deadline):
     one, two = client(file_store()), client(file_store())
     pages.put(one, 1)

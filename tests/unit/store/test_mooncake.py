@@ -9,12 +9,15 @@ import sys
 import threading
 import time
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
 from quire.errors import StoreError, StoreURLError
 from quire.store.base import HEADER_BYTES, MAX_BYTES, Blob, NewObject
 from quire.store.codec import object_name
+from quire.store.mooncake import pool as clients
+from quire.store.mooncake import store as stores
 from quire.store.mooncake.master import Master
 from quire.store.mooncake.pool import NO_ROOM, TRANSFER_FAILED, Bytes
 from quire.store.mooncake.registration import MAX_POOLS, POOL_BYTES, Memory
@@ -22,6 +25,7 @@ from quire.store.mooncake.store import PUT_TRIES, MooncakeStore
 from quire.store.url import open_store
 from quire.types import PageStatus
 from store_servers import KeptOpen, Mooncake
+from unit.store.conftest import PAGE_BYTES
 
 OK, MISS = PageStatus.OK, PageStatus.MISS
 
@@ -171,6 +175,96 @@ def test_a_packed_page_that_nobody_can_read_is_lost_and_no_damage(client, pages,
     assert pages.there(cache, 1) == [], "for as long as the master is wrong"
 
 
+class TakesASecond(DeadHolder):
+    """To say that nothing comes."""
+
+    def __init__(self, size_bytes, clock):
+        super().__init__(size_bytes)
+        self.clock = clock
+
+    def get(self, objects):
+        self.clock.now += 1
+        return super().get(objects)
+
+
+def test_many_packed_pages_of_a_dead_holder_take_no_more_time_than_the_call_has(
+    client, pages, clock, monkeypatch
+):
+    monkeypatch.setattr(stores, "time", SimpleNamespace(monotonic=clock))
+    cache = client(MooncakeStore(TakesASecond(HEADER_BYTES, clock), None), clock=clock)
+    began = clock.now
+    statuses = pages.get(cache, *range(1, 17), deadline=began + 3)
+    assert set(statuses) == {MISS, PageStatus.TIMEOUT}
+    assert clock.now <= began + 3
+
+
+def test_a_lost_page_is_asked_for_again_when_its_time_is_over_whatever_else_is_lost(
+    client, pages, clock, monkeypatch
+):
+    monkeypatch.setattr(stores, "time", SimpleNamespace(monotonic=clock))
+    cache = client(MooncakeStore(DeadHolder(HEADER_BYTES), None), clock=clock)
+    soon = clock.now + 600
+    for lost in (1, 2, 1):
+        pages.get(cache, lost, deadline=soon)
+        clock.now += 5
+    names = [object_name(pages.part, pages.key(n)) for n in (1, 2)]
+    assert cache._store.contains(names, deadline=soon) == [False, False]
+    clock.now += 3
+    assert cache._store.contains(names, deadline=soon) == [False, True]
+
+
+# ---- what moves on ------------------------------------------------------------------------------
+
+
+class GivesUp:
+    """A client that waits for a minute, and goes on writing into the page until it is closed."""
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.page = None
+        self.known = {}
+
+    def register_buffer(self, address, size_bytes):
+        self.known[address] = size_bytes
+        return 0
+
+    def batch_is_exist(self, keys):
+        return [1] * len(keys)
+
+    def get_size(self, key):
+        return PAGE_BYTES + HEADER_BYTES
+
+    def batch_get_into_multi_buffers(self, keys, addresses, sizes):
+        self.page = addresses[-1][-1]
+        assert any(at <= self.page < at + size for at, size in self.known.items())
+        self.clock.now += 60
+        return [TRANSFER_FAILED] * len(keys)
+
+    def close(self):
+        self.page = None
+
+
+def test_nothing_is_written_into_a_page_of_which_the_client_did_not_see_the_end(
+    client, pages, clock, monkeypatch
+):
+    made = []
+
+    def join(settings):
+        made.append(GivesUp(clock))
+        return made[-1], None
+
+    monkeypatch.setattr(clients, "join", join)
+    monkeypatch.setattr(clients, "time", SimpleNamespace(monotonic=clock), raising=False)
+    monkeypatch.setattr(stores, "time", SimpleNamespace(monotonic=clock))
+    pool = clients.Pool(clients.PoolSettings("master:50051", "here"))
+    cache = client(MooncakeStore(pool, None), clock=clock)
+    page = memoryview(mmap.mmap(-1, POOL_BYTES))[:PAGE_BYTES]
+    for times in (1, 2):
+        assert cache.get(pages.part, pages.keys(times), [page], deadline=clock.now + 5) == [MISS]
+        assert [each.page for each in made] == [None] * len(made)
+    assert len(made) > 1, "the pool is joined again, and the page is known there"
+
+
 # ---- a pool that works ---------------------------------------------------------------------------
 
 
@@ -186,6 +280,18 @@ def test_pages_of_a_host_pool_come_back_byte_for_byte(cache, pages):
     pool[: 4 * size] = bytes(4 * size)
     assert cache.get(pages.part, keys, sources, deadline=soon) == [OK] * 4
     assert [source[0] for source in sources] == [1, 2, 3, 4]
+
+
+def test_engines_that_give_memory_are_a_pool_without_anybody_else(own_pool, client, pages):
+    pool = own_pool(holders=0)
+    first, second = (client(open_store(f"{pool.url}&segment=16MiB")) for _ in range(2))
+    guest = client(open_store(f"{pool.url}&replicas=2"))
+    assert guest._store.stats().capacity_bytes == 32 << 20
+    assert pages.put_path(guest, *range(1, 9)) == [OK] * 8
+    for each in (first, second, guest):
+        assert pages.get(each, *range(1, 9)) == [OK] * 8
+    first.close()
+    assert pages.get(guest, *range(1, 9)) == [OK] * 8
 
 
 def test_what_others_keep_there_is_left_alone(cache, joined, pages):
@@ -350,6 +456,28 @@ def test_a_silent_master_is_left_in_time_and_found_again(own_pool, client, pages
     while pages.put(cache, 2) != [OK] and time.monotonic() < deadline:
         time.sleep(0.5)
     assert pages.get(cache, 2) == [OK]
+
+
+@pytest.mark.long
+def test_however_much_is_read_at_once_from_a_silent_holder_no_call_hangs(own_pool, client, pages):
+    pool = own_pool(holders=1)
+    cache = client(open_store(pool.url))
+    runs = [range(1 + 16 * i, 17 + 16 * i) for i in range(8)]
+    for run in runs:
+        assert pages.put(cache, *run) == [OK] * 16
+    pool.pause_holder()
+    readers = [
+        threading.Thread(target=lambda run=run: pages.get(cache, *run), daemon=True) for run in runs
+    ]
+    try:
+        for reader in readers:
+            reader.start()
+        hangs_at = time.monotonic() + 50
+        for reader in readers:
+            reader.join(hangs_at - time.monotonic())
+        assert not any(reader.is_alive() for reader in readers)
+    finally:
+        pool.holder_goes_on()
 
 
 @pytest.mark.long

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from quire.store.client import PageStore
 from quire.store.codec import Mismatch, object_name
 from quire.store.maintenance import list_objects, verify
 from quire.store.redis import RedisStore
+from quire.store.redis import connection as connections
 from quire.store.redis.connection import Address, Login, RedisConnection
 from quire.store.redis.nodes import Nodes
 from quire.store.redis.wire import command
@@ -279,6 +282,57 @@ def test_connections_that_were_quiet_and_are_forgotten_cost_one_call(link, clien
     assert pages.get(cache, 1, deadline=time.monotonic() + 0.3) == [PageStatus.TIMEOUT]
     assert pages.get(cache, 1, 2) == [OK, OK]
     assert pages.put_path(cache, 9, after=8) == [OK]
+
+
+class TrickleLine:
+    """TLS to somebody who takes a record a second."""
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    def settimeout(self, seconds):
+        pass
+
+    def send(self, data):
+        self.clock.now += 1
+        return min(len(data), 16 << 10)
+
+    def sendall(self, data):
+        for at in range(0, len(data), 16 << 10):
+            self.send(data[at:])
+
+    def close(self):
+        pass
+
+
+def test_a_page_that_trickles_away_by_tls_is_given_up_at_the_deadline(clock, monkeypatch):
+    monkeypatch.setattr(connections, "_connect", lambda *_: TrickleLine(clock))
+    monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=clock))
+    login = Login(tls=ssl.create_default_context())
+    line = RedisConnection(Address("cache", 6379), login, clock.now + 60)
+    began = clock.now
+    with pytest.raises(TimeoutError):
+        line.send([memoryview(bytes(1 << 20))], began + 3)
+    assert clock.now <= began + 3
+
+
+def test_of_two_addresses_of_a_name_the_one_that_answers_is_used(valkey, monkeypatch):
+    """The other is that of a machine that is gone: nobody says no there."""
+    address = Address("cache.internal", valkey.port)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as silent:
+        queued = [socket.socket() for _ in range(4)]  # those that it does not take any more
+        for each in queued:
+            each.setblocking(False)
+            each.connect_ex(silent.getsockname())
+        kind = (socket.AF_INET, socket.SOCK_STREAM, 0, "")
+        places = [(*kind, silent.getsockname()), (*kind, ("127.0.0.1", valkey.port))]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: places)
+        deadline = time.monotonic() + 3
+        line = RedisConnection(address, Login(), deadline)
+        line.send(command(b"PING"), deadline)
+        assert line.answer() == b"PONG"
+        for each in (line, *queued):
+            each.close()
 
 
 def test_after_a_failover_writes_go_where_the_name_leads_by_then(servers, client, pages):
@@ -674,6 +728,23 @@ def test_pages_are_found_and_written_while_their_slots_move_to_another_server(
         for node in (target, source):
             node.say(b"CLUSTER", b"SETSLOT", slot, b"NODE", ids[1])
     assert pages.get(cache, *numbers) == [OK] * 16
+
+
+def test_of_a_server_that_has_left_the_cluster_no_connection_is_kept(own_cluster, client, pages):
+    source, target = own_cluster[:2]
+    cache = client(open_store(source.url))
+    pages.put_path(cache, *range(1, 9))
+    own = (b"CLIENT", b"LIST", b"TYPE", b"normal")
+    assert len(source.say(*own).splitlines()) == 2, "ours, and that of who asks"
+    source.say(b"FLUSHALL")
+    half = (b"0", b"8191")
+    for node in own_cluster:
+        node.say(b"CLUSTER", b"DELSLOTSRANGE", *half)
+    target.say(b"CLUSTER", b"ADDSLOTSRANGE", *half)
+    wait_for(lambda: len(source.say(b"CLUSTER", b"SLOTS")) == 1)
+    wait_for(lambda: told(source, "cluster_state") == "ok")
+    pages.get(cache, *range(1, 9))
+    assert len(source.say(*own).splitlines()) == 1
 
 
 def test_a_cluster_whose_servers_go_by_names_that_they_do_not_have_is_asked_by_address(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -291,6 +292,14 @@ class SharesABuffer(Wrong):
         return super()._put_one(NewObject(new.name, last.blob, last.parent, last.used_ns))
 
 
+class LandsLate(Wrong):
+    def get(
+        self, names: Sequence[ObjectName], into: Sequence[Blob], *, deadline: float
+    ) -> list[PageStatus]:
+        threading.Timer(0.01, super().get, (names, into), {"deadline": deadline}).start()
+        return [PageStatus.TIMEOUT] * len(names)
+
+
 class HangsAfterItsEnd(Wrong):
     _is_closed = False
 
@@ -355,6 +364,7 @@ BREAKS: dict[type[Wrong], str] = {
     Miscounts: "figures",
     SharesABuffer: "threads_do_not_get",
     HangsAfterItsEnd: "closing_it_ends",
+    LandsLate: "when_the_call_has_ended",
     KnowsNoBudget: "keeps_to_its_budget",
     KeepsCopies: "more_and_more_memory",
     SaysTooMuch: "tells_a_payload",
@@ -371,7 +381,7 @@ def test_a_store_that_breaks_a_rule_fails_there(kind: type[Wrong]) -> None:
     (rule,) = [test for name, test in rules().items() if BREAKS[kind] in name]
     store = kind()
     suite = StoreSuite()
-    suite.hangs_s = 0.3
+    suite.hangs_s, suite.lands_late_s = 0.3, 1.0
     suite.open = lambda: store  # type: ignore[method-assign]
     suite.open_small = lambda _: store  # type: ignore[method-assign]
     suite.place_foreign = lambda: lambda: getattr(store, "theirs", True)  # type: ignore[method-assign]

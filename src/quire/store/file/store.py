@@ -55,28 +55,34 @@ class FileStore:
         """Raises StoreError when the directory cannot be used: one sentence with the fix."""
         self._clock = clock
         self._layout = Layout(root, must_exist=must_exist)
-        try:
-            self._io = BulkIO(self._layout.scratch_path)
-            self._ledger = Ledger(self._layout.usage_path, max_bytes // 1024)
-            self._cold = ColdQueue(self._layout.cold_path)
-            self._space = FreeSpace(root, reserve_bytes, clock)
-            self._owners = Owners(
-                self._layout.owners_path,
-                max_bytes,
-                path_of=self._layout.object_path,
-                remove=self._remove_own,
-            )
-            self._scanner = Scanner(
-                self._layout,
-                self._ledger,
-                self._cold,
-                scan_every_bytes=max_bytes,
-                wall_ns=wall_ns,
-                sweep=self._owners.sweep,
-            )
-        except OSError as error:
-            self._layout.close()
-            raise unusable(root, error) from error
+        with contextlib.ExitStack() as opened:
+            opened.callback(self._layout.close)
+            try:
+                self._io = BulkIO(self._layout.scratch_path)
+                opened.callback(self._io.close)
+                self._ledger = Ledger(self._layout.usage_path, max_bytes // 1024)
+                opened.callback(self._ledger.close)
+                self._cold = ColdQueue(self._layout.cold_path)
+                opened.callback(self._cold.close)
+                self._space = FreeSpace(root, reserve_bytes, clock)
+                self._owners = Owners(
+                    self._layout.owners_path,
+                    max_bytes,
+                    path_of=self._layout.object_path,
+                    remove=self._remove_own,
+                )
+                self._scanner = Scanner(
+                    self._layout,
+                    self._ledger,
+                    self._cold,
+                    scan_every_bytes=max_bytes,
+                    wall_ns=wall_ns,
+                    sweep=self._owners.sweep,
+                )
+            except OSError as error:
+                raise unusable(root, error) from error
+            opened.callback(self._scanner.close)
+            self._opened = opened.pop_all()
         self._budget = Budget(
             max_bytes,
             self._ledger,
@@ -197,11 +203,7 @@ class FileStore:
             if self._closed:
                 return
             self._closed = True
-        self._scanner.close()
-        self._ledger.close()
-        self._cold.close()
-        self._io.close()
-        self._layout.close()
+        self._opened.close()
 
     def _restore(self) -> None:
         """Somebody may have emptied the directory: it goes on as an empty store."""

@@ -5,6 +5,10 @@ second). They know no deadline: they end when the pool's own timeouts say so, wh
 unless the environment has them. Its close does not wait for calls that are under way and would pull
 the ground from under them: here the last of those closes.
 
+Only of a minute it does not wait for what moves: it says that it has failed, and goes on writing
+into pages that are somebody else's by then. Leaving the pool ends that, and is waited for; whoever
+asks next joins it again.
+
     code    of the client                 here
     -200    no room                       REJECTED
     -600    the object is larger          another size: CORRUPT
@@ -20,6 +24,7 @@ import ctypes
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -39,6 +44,10 @@ _DEFAULTS = {
     "MC_HANDSHAKE_CONNECT_TIMEOUT": "2",
     "MC_STORE_CLIENT_SETUP_RETRIES": "1",
     "MC_TCP_SLICE_SIZE": str(1 << 20),
+    # Of a silent holder each piece takes a second, four at a time: few wait for that, and the rest
+    # is given up together.
+    "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "64",
+    "MC_TCP_ADMISSION_TIMEOUT_MS": "5000",
 }
 
 
@@ -47,6 +56,8 @@ _ALONE = (
     "store's URL"
 )
 _REACH_S = 2.0
+_GIVES_UP_S = 55.0
+"""A read that took so long, and failed, may still be moving: the client gives up after 60."""
 _LOG_LEVEL = "_ZN3fLI17FLAGS_minloglevelE"
 _ONLY_FATAL = 3
 
@@ -85,7 +96,13 @@ class Pool:
 
     def __init__(self, settings: PoolSettings) -> None:
         """Raises StoreError."""
+        self._settings = settings
+        self._registered: dict[int, int] = {}
+        """Addresses and sizes."""
         self._client, self._config = join(settings)
+        """None: the pool was left, and may be joined again."""
+        self._ending: Any = None
+        """The client that is asked nothing more, since what it was asked for does not end."""
         self._gets, self._puts = Turns(at_once()), Turns(at_once())
         self._calls = threading.Condition()
         self._num_calls = 0
@@ -93,11 +110,15 @@ class Pool:
 
     def register(self, address: int, size_bytes: int) -> bool:
         with self._call() as client:
-            return bool(client.register_buffer(address, size_bytes) == 0)
+            is_known = bool(client.register_buffer(address, size_bytes) == 0)
+            if is_known:
+                self._registered[address] = size_bytes
+            return is_known
 
     def unregister(self, address: int) -> None:
         with self._call() as client:
             client.unregister_buffer(address)
+            self._registered.pop(address, None)
 
     def exists(self, keys: Sequence[str]) -> list[int]:
         """1 or 0, or a code."""
@@ -113,8 +134,13 @@ class Pool:
     def get(self, objects: Sequence[Bytes]) -> list[int]:
         """Sizes, or codes."""
         keys, addresses, sizes = map(list, zip(*objects, strict=True))
-        with self._gets.turn(), self._call() as client:
-            return list(client.batch_get_into_multi_buffers(keys, addresses, sizes))
+        with self._gets.turn():
+            with self._call() as client:
+                began_s = time.monotonic()
+                codes = list(client.batch_get_into_multi_buffers(keys, addresses, sizes))
+            if TRANSFER_FAILED in codes and time.monotonic() - began_s >= _GIVES_UP_S:
+                self._end_transfers(client)
+            return codes
 
     def size(self, key: str) -> int:
         with self._call() as client:
@@ -132,25 +158,53 @@ class Pool:
     def close(self) -> None:
         """At once, or when the last call has ended."""
         with self._calls:
-            was_closed, self._closed = self._closed, True
-            if was_closed or self._num_calls:
-                return
-        self._client.close()
+            self._closed = True
+            if not self._num_calls:
+                self._leave()
 
     @contextmanager
     def _call(self) -> Iterator[Any]:
         with self._calls:
             if self._closed:
                 raise StoreError("the store is closed: open it again")
+            if self._client is None:
+                self._join_again()
+            elif self._client is self._ending:
+                raise StoreError("what the pool was asked for does not end: ask again in a moment")
             self._num_calls += 1
+            client = self._client
         try:
-            yield self._client
+            yield client
         finally:
             with self._calls:
                 self._num_calls -= 1
-                is_last = self._closed and not self._num_calls
-            if is_last:
-                self._client.close()
+                if self._closed and not self._num_calls:
+                    self._leave()
+                self._calls.notify_all()
+
+    def _end_transfers(self, client: Any) -> None:
+        """Returns when nothing moves any more of what this client was asked for."""
+        with self._calls:
+            self._ending = client
+            self._calls.wait_for(lambda: self._client is not client or not self._num_calls)
+            if self._client is client:
+                self._leave()
+                self._calls.notify_all()
+
+    def _leave(self) -> None:
+        """While nobody calls."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _join_again(self) -> None:
+        """Raises StoreError."""
+        client, self._config = join(self._settings)
+        for address, size_bytes in self._registered.items():
+            if client.register_buffer(address, size_bytes):
+                client.close()
+                raise StoreError("the pool's client takes no more memory")
+        self._client, self._ending = client, None
 
 
 def at_once() -> int:

@@ -95,7 +95,7 @@ class MooncakeStore:
                 for name, placed in zip(names, landing, strict=True)
             ]
             codes = self._pool.get(objects)
-            statuses = [self._read(*each) for each in zip(objects, codes, strict=True)]
+            statuses = [self._read(*each, deadline) for each in zip(objects, codes, strict=True)]
             for placed, status in zip(landing, statuses, strict=True):
                 if status in (PageStatus.OK, PageStatus.CORRUPT):
                     placed.copy_out()
@@ -199,13 +199,15 @@ class MooncakeStore:
                 codes[i] = code
         return codes
 
-    def _read(self, wanted: Bytes, code: int) -> PageStatus:
+    def _read(self, wanted: Bytes, code: int, deadline: float) -> PageStatus:
         if code == sum(wanted.sizes):
             return PageStatus.OK
         if code in (TRANSFER_FAILED, OTHER_SIZE):
             size = self._pool.size(wanted.key)
             room = sum(wanted.sizes)
             if 0 < size < room:  # to be asked for by its very size
+                if time.monotonic() >= deadline:  # each takes a second if its holder is gone
+                    return PageStatus.TIMEOUT
                 (code,) = self._pool.get([wanted.cut(size)])
             if code == size or (code == OTHER_SIZE and size > room):
                 return PageStatus.CORRUPT
@@ -238,6 +240,7 @@ class MooncakeStore:
         name = ObjectName.parse(key[len(self._prefix) :])
         self._made.discard([] if name is None else [name])
         with self._lock:
+            self._lost.pop(key, None)  # those that come back first come first
             while len(self._lost) >= MAX_LOST:
                 del self._lost[next(iter(self._lost))]
             self._lost[key] = time.monotonic() + LOST_S

@@ -107,14 +107,12 @@ class RedisConnection:
             self._send_now([b"".join(small)], size)
 
     def _send_now(self, buffers: Sequence[Buffer], size: int) -> None:
-        if not self._can_gather:
-            for buffer in buffers:
-                self._wait()
-                self._socket.sendall(buffer)
-            return
         while True:
             self._wait()
-            sent = self._socket.sendmsg(buffers[:_IOV_MAX])
+            if self._can_gather:
+                sent = self._socket.sendmsg(buffers[:_IOV_MAX])
+            else:  # not sendall(), which gives each of its records as much time as all have
+                sent = self._socket.send(buffers[0])
             size -= sent
             if not size:
                 return
@@ -176,10 +174,7 @@ class RedisConnection:
         self.is_used = True
 
     def _wait(self) -> None:
-        left_s = self._deadline - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        self._socket.settimeout(left_s)
+        self._socket.settimeout(_left_s(self._deadline))
 
 
 def _behind(buffers: Sequence[Buffer], sent: int) -> list[Buffer]:
@@ -221,13 +216,7 @@ def turned_away(address: Address, answer: ServerError, what: str = "") -> StoreE
 
 
 def _connect(address: Address, login: Login, deadline: float) -> socket.socket:
-    left_s = deadline - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError
-    try:
-        plain = socket.create_connection((address.host, address.port), timeout=left_s)
-    except (ValueError, OverflowError) as error:  # of a name that is none, a port that cannot be
-        raise OSError(f"{address.text!r} is no address") from error
+    plain = _reach(address, deadline)
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -237,7 +226,38 @@ def _connect(address: Address, login: Login, deadline: float) -> socket.socket:
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _NEAR_BYTES)
         if login.tls is None:
             return plain
+        plain.settimeout(_left_s(deadline))
         return login.tls.wrap_socket(plain, server_hostname=address.host)
     except BaseException:
         plain.close()
         raise
+
+
+def _reach(address: Address, deadline: float) -> socket.socket:
+    """The first that answers of all that the name leads to: who comes next, if one says nothing,
+    needs time too."""
+    try:
+        places = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except (ValueError, OverflowError) as error:  # of a name that is none, a port that cannot be
+        raise OSError(f"{address.text!r} is no address") from error
+    for left, (family, kind, protocol, _, where) in zip(
+        range(len(places), 0, -1), places, strict=True
+    ):
+        line = socket.socket(family, kind, protocol)
+        try:
+            line.settimeout(_left_s(deadline) / left)
+            line.connect(where)
+            return line
+        except OSError:
+            line.close()
+            if left == 1:
+                raise
+    raise OSError(f"{address.text!r} leads nowhere")
+
+
+def _left_s(deadline: float) -> float:
+    """Raises TimeoutError: nothing."""
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s

@@ -292,6 +292,9 @@ class Nodes:
                 self._slots = slots
             with self._lock:
                 self._silent -= silent
+                gone = set(self._idle).difference(self.addresses)
+            for each in gone:  # nobody would ask it again, nor notice that it has hung up
+                self._drop_idle(each)
             return
 
 
