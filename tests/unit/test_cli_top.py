@@ -2,6 +2,8 @@
 
 import io
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from rich.console import Console
@@ -50,14 +52,14 @@ TREE = {
 }
 
 
-def text(*looks: str | Look, width: int = 120) -> str:
+def text(*looks: str | Look, width: int = 120, url: str = "http://a:1") -> str:
     """After so many looks, two seconds apart."""
     history = History()
     for i, each in enumerate(looks):
         look = each if isinstance(each, Look) else Look(read(each, 10.0 + 2 * i))
         history.take(look.metrics)
     console = Console(file=io.StringIO(), width=width)
-    console.print(shown("http://a:1", look, history))
+    console.print(shown(url, look, history))
     return console.file.getvalue()
 
 
@@ -141,6 +143,19 @@ quire_router_choices_total{side="decode",by="load"} 10
     assert "cached: 30 of 40" in said
 
 
+def test_brackets_in_what_servers_say_are_shown_as_they_are():
+    member = {"url": "http://[fd00::5]:8000", "side": "decode", "state": "down"}
+    member |= {"reason": "answered [/health]", "model": "m[b]", "running": 0, "waiting": 0}
+    said = text(Look(read("", 1.0), [member]), url="http://[fd00::1]:1")
+    assert "http://[fd00::1]:1   a router" in said
+    assert re.search(r"http://\[fd00::5\]:8000 +decode +down: answered \[/health\] +m\[b\]", said)
+    metrics = """
+quire_handovers_total 1
+quire_peer_link{peer="tcp://[fd00::3]:3",state="connected"} 1
+"""
+    assert "Peers: tcp://[fd00::3]:3 connected" in text(BEFORE + metrics)
+
+
 def test_hand_overs_are_told_with_their_bytes_and_peers():
     metrics = """
 quire_handovers_total 4
@@ -171,3 +186,24 @@ def test_a_key_file_that_is_not_there_is_one_sentence(capsys, monkeypatch, tmp_p
     ran = command(capsys, monkeypatch)("top", "--once", "--admin-key-file", str(file))
     assert ran.code == 2
     assert "the admin key cannot be read" in ran.sentence
+
+
+def test_what_is_no_server_of_ours_is_one_sentence(capsys, monkeypatch):
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/health" else 404)
+            self.end_headers()
+            self.wfile.write(b'"ok"')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        try:
+            ran = command(capsys, monkeypatch)("top", url, "--once")
+        finally:
+            server.shutdown()
+    assert ran.code == 2
+    assert "does not answer" in ran.sentence

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
+
 from quire.cli.toplooks import TIERS, History, Look, MetricsRead
 from quire.sizes import format_bytes
 
@@ -46,13 +48,12 @@ def shown(url: str, look: Look, history: History) -> RenderableType:
     """`history`: of the looks before it and itself."""
     from rich.console import Group
 
+    title = f"[bold]{escape(url)}[/bold]"
     if look.members is not None:
-        return Group(
-            f"[bold]{url}[/bold]   a router", "", _members(look.members), "", *_routed(look.metrics)
-        )
+        return Group(f"{title}   a router", "", _members(look.members), "", *_routed(look.metrics))
     now = look.metrics
     return Group(
-        f"[bold]{url}[/bold]   {_in_flight(look)}"
+        f"{title}   {_in_flight(look)}"
         + ("" if now.sum("quire_engine_up") else "   [red]THE ENGINE IS GONE[/red]"),
         "",
         _tiers(now),
@@ -81,7 +82,7 @@ def _members(members: Sequence[Mapping[str, Any]]) -> RenderableType:
     for each in members:
         state = f"{each['state']}: {each['reason']}" if each.get("reason") else each["state"]
         counts = (str(each[name]) for name in ("running", "waiting"))
-        table.add_row(each["url"], each["side"], state, each["model"], *counts)
+        _add(table, each["url"], each["side"], state, each["model"], *counts)
     return table
 
 
@@ -229,7 +230,7 @@ def _handovers(now: MetricsRead) -> list[str]:
     return [
         f"Hand-overs: {opened:.0f} open, {count:,.0f} received, {each:.0f} ms each; "
         f"{received} in, {sent} out",
-        *(["Peers: " + "; ".join(peers)] if peers else []),
+        *([escape("Peers: " + "; ".join(peers))] if peers else []),
     ]
 
 
@@ -239,7 +240,7 @@ def _requests(requests: Sequence[Mapping[str, Any]] | None) -> list[RenderableTy
     table = _table("request", "state", "prompt", "answer", "age")
     for each in requests[:_MOST_REQUESTS]:
         lengths = (str(each["prompt_tokens"]), str(each["output_tokens"]))
-        table.add_row(each["id"], each["state"], *lengths, f"{each['age_s']:.1f} s")
+        _add(table, each["id"], each["state"], *lengths, f"{each['age_s']:.1f} s")
     more = len(requests) - _MOST_REQUESTS
     return ["", table, *([f"and {more} more"] if more > 0 else [])]
 
@@ -314,3 +315,8 @@ def _table(*columns: str) -> Table:
     for name in columns:
         table.add_column(name, no_wrap=True)
     return table
+
+
+def _add(table: Table, *cells: str) -> None:
+    """A row of what others say: `[::1]` is no markup."""
+    table.add_row(*map(escape, cells))

@@ -21,7 +21,7 @@ from quire.server.service import Service
 
 _QUIET_S = 30.0
 """Trouble of one kind is over when nothing of it came for so long."""
-_WELL = ("ok", "miss", "cancelled")
+WELL = ("ok", "miss", "cancelled")
 """What was given up here, since it was not needed any more, is nobody's failure."""
 _BY_STORE = {"read": "fetch", "written": "write"}
 """What the store's client counts, and what the engine calls the same."""
@@ -118,7 +118,7 @@ def _failures(status: EngineStatus) -> Iterator[tuple[str, int]]:
         kind, colon, what = name.partition(":")
         if not colon or not count:
             continue
-        if kind in _BY_STORE and what not in _WELL:
+        if kind in _BY_STORE and what not in WELL:
             told.add((_BY_STORE[kind], what))
             yield f"pages that the store did not {_TAKES[kind]} ({what})", count
         elif kind == "error":
@@ -129,7 +129,7 @@ def _failures(status: EngineStatus) -> Iterator[tuple[str, int]]:
         kind, _, what = name.partition(":")
         if kind not in ("backup", "load", "write", "fetch") or (kind, what) in told:
             continue
-        if what and what not in _WELL and count:
+        if what and what not in WELL and count:
             yield f"pages whose {kind} failed ({what})", count
     if preempted := status.counters.get("requests_preempted", 0):
         yield "requests that gave up their device pages for others", preempted
