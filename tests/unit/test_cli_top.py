@@ -130,14 +130,17 @@ def test_with_the_key_there_are_requests_and_the_tree():
 def test_a_router_shows_its_servers():
     member = {"url": "http://b:2", "side": "decode", "state": "down", "reason": "does not answer"}
     metrics = """
-quire_router_requests_in_flight 2
+quire_router_requests_in_flight 3
+quire_router_requests_total{endpoint="/metrics",status="200"} 90
+quire_router_requests_total{endpoint="/ready",status="503"} 9
 quire_router_requests_total{endpoint="/v1/completions",status="200"} 40
 quire_router_requests_total{endpoint="/v1/completions",status="503"} 1
 quire_router_choices_total{side="decode",by="affinity"} 30
 quire_router_choices_total{side="decode",by="load"} 10
 """
-    look = Look(read(metrics, 1.0), [member | {"model": "m", "running": 3, "waiting": 0}])
-    said = text(look)
+    member |= {"model": "m", "running": 3, "waiting": 0, "in_flight": 2}
+    prefill = member | {"url": "http://c:3", "side": "prefill"}
+    said = text(Look(read(metrics, 1.0), [member, prefill]))
     assert re.search(r"http://b:2 +decode +down: does not answer +m +3 +0", said)
     assert "2 under way, 41 answered, 1 of them failed" in said
     assert "cached: 30 of 40" in said
@@ -145,7 +148,8 @@ quire_router_choices_total{side="decode",by="load"} 10
 
 def test_brackets_in_what_servers_say_are_shown_as_they_are():
     member = {"url": "http://[fd00::5]:8000", "side": "decode", "state": "down"}
-    member |= {"reason": "answered [/health]", "model": "m[b]", "running": 0, "waiting": 0}
+    member |= {"reason": "answered [/health]", "model": "m[b]"}
+    member |= {"running": 0, "waiting": 0, "in_flight": 0}
     said = text(Look(read("", 1.0), [member]), url="http://[fd00::1]:1")
     assert "http://[fd00::1]:1   a router" in said
     assert re.search(r"http://\[fd00::5\]:8000 +decode +down: answered \[/health\] +m\[b\]", said)

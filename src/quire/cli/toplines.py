@@ -50,7 +50,8 @@ def shown(url: str, look: Look, history: History) -> RenderableType:
 
     title = f"[bold]{escape(url)}[/bold]"
     if look.members is not None:
-        return Group(f"{title}   a router", "", _members(look.members), "", *_routed(look.metrics))
+        routed = _routed(look.metrics, look.members)
+        return Group(f"{title}   a router", "", _members(look.members), "", *routed)
     now = look.metrics
     return Group(
         f"{title}   {_in_flight(look)}"
@@ -86,13 +87,17 @@ def _members(members: Sequence[Mapping[str, Any]]) -> RenderableType:
     return table
 
 
-def _routed(now: MetricsRead) -> list[str]:
-    answered = now.rows("quire_router_requests_total")
-    failed = sum(count for labels, count in answered if labels["status"] >= "500")
+def _routed(now: MetricsRead, members: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Clients' requests: who looks here asks as well."""
+    under_way = sum(each["in_flight"] for each in members if each["side"] != "prefill")
+    rows = now.rows("quire_router_requests_total")
+    asked = [(each["status"], count) for each, count in rows if each["endpoint"].startswith("/v1/")]
+    answered = sum(count for _, count in asked)
+    failed = sum(count for status, count in asked if status >= "500")
     chosen, known = "quire_router_choices_total", {"by": "affinity"}
     return [
-        f"Requests: {now.sum('quire_router_requests_in_flight'):.0f} under way, "
-        f"{sum(count for _, count in answered):,.0f} answered, {failed:,.0f} of them failed (5xx)",
+        f"Requests: {under_way} under way, {answered:,.0f} answered, {failed:,.0f} of them failed "
+        "(5xx)",
         f"Servers chosen for what they have cached: {now.sum(chosen, **known):,.0f} "
         f"of {now.sum(chosen):,.0f}",
         f"Tries that another server could make good: {now.sum('quire_router_retries_total'):,.0f}; "
