@@ -160,6 +160,15 @@ quire_peer_link{peer="tcp://[fd00::3]:3",state="connected"} 1
     assert "Peers: tcp://[fd00::3]:3 connected" in text(BEFORE + metrics)
 
 
+def test_a_narrow_terminal_shows_which_servers_there_are():
+    member = {"side": "server", "state": "down", "reason": "cannot be connected to"}
+    member |= {"model": "SmolLM2-135M-Instruct", "running": 0, "waiting": 0, "in_flight": 0}
+    urls = ["http://127.0.0.1:18500", "http://[fd00::5]:8000"]
+    said = text(Look(read("", 1.0), [member | {"url": url} for url in urls]), width=80)
+    assert [url for url in urls if url not in said] == []
+    assert "running  waiting" in said
+
+
 def test_hand_overs_are_told_with_their_bytes_and_peers():
     metrics = """
 quire_handovers_total 4

@@ -79,7 +79,9 @@ def _in_flight(look: Look) -> str:
 
 
 def _members(members: Sequence[Mapping[str, Any]]) -> RenderableType:
-    table = _table("server", "kind", "state", "model", "running", "waiting")
+    table = _table(
+        "server", "kind", "state", "model", "running", "waiting", folded=("state", "model")
+    )
     for each in members:
         state = f"{each['state']}: {each['reason']}" if each.get("reason") else each["state"]
         counts = (str(each[name]) for name in ("running", "waiting"))
@@ -313,12 +315,13 @@ def _times(count: int) -> str:
     return f"{count:,} time{'' if count == 1 else 's'}"
 
 
-def _table(*columns: str) -> Table:
+def _table(*columns: str, folded: Sequence[str] = ()) -> Table:
+    """`folded`: what takes more lines where there is no room, so that the rest is whole."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
     for name in columns:
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, no_wrap=name not in folded, overflow="fold")
     return table
 
 
