@@ -82,6 +82,8 @@ def test_it_renders_follows_and_survives_a_restart():
             page.until("document.getElementById('state').textContent === 'serving'")
             page.until("Number(document.body.dataset.looks) >= 2")
             assert page.run("document.querySelectorAll('#tiers .bar').length") == 3
+            empty = "document.getElementById('tree').getBoundingClientRect().height"
+            assert page.run(empty) == 0
             page.run(f"document.getElementById('admin-key').value = {ADMIN_KEY!r}")
             page.until("document.querySelectorAll('#tree rect').length === 2")
             # As the list of requests says, not the figures, which are of another moment.
@@ -108,7 +110,7 @@ def test_it_renders_follows_and_survives_a_restart():
             # The engine says of nothing that it was computed here: there is nothing to reckon by.
             assert "nobody knows" in page.run(said)
             line = "document.querySelector('#ttft .{}').getAttribute('points')"
-            assert page.run(line.format("with"))
+            assert len(page.run(line.format("with")).split()) == 2  # of one point nothing is seen
             assert not page.run(line.format("without"))
             dark = page.run("getComputedStyle(document.body).backgroundColor")
             assert page.errors == []

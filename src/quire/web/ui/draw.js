@@ -58,9 +58,10 @@ function drawLines(chart, samples, count, seconds) {
     samples.forEach((each, index) => {
       if (each === null || each[line] === null) return;
       const x = width - (samples.length - 1 - index) * (width / count);
-      points.push(`${x.toFixed(1)},${(height - 1 - (each[line] / (top || 1)) * (height - 16)).toFixed(1)}`);
+      points.push([x, height - 1 - (each[line] / (top || 1)) * (height - 16)]);
     });
-    chart.append(svg("polyline", { class: line, points: points.join(" ") }));
+    if (points.length === 1) points.unshift([points[0][0] - 4, points[0][1]]); // else nothing is seen
+    chart.append(svg("polyline", { class: line, points: points.map((each) => each.map((at) => at.toFixed(1)).join()).join(" ") }));
   }
 }
 
