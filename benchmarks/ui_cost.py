@@ -23,7 +23,8 @@ is answered anew (`eager`). Those who do not look are stopped (SIGSTOP). Four fi
 
 It takes as many seconds as are given, by default five and a half minutes, and ends with a sentence
 on standard error: whether `watched` is below 1 %, which it is if its whole interval is. On a
-machine that others use as well the interval is wide, and may decide nothing.
+machine that others use as well the interval is wide, and may decide nothing; nor does a run of less
+than twenty rounds, or one in which being watched seems to spare more than that.
 """
 
 import contextlib
@@ -49,6 +50,8 @@ PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 4, 80, 12
 SETTLE_S = 0.3
 IDLE_S, IDLE_ROUNDS = 10.0, 3
 FEWEST_ROUNDS = 2
+FEWEST_TO_TELL = 20
+"""Rounds of each kind: of fewer the interval says little."""
 KINDS = ("alone", "watched", "elsewhere", "eager")
 IDLE_KINDS = ("watched", "ten", "alone")
 TEN = 10
@@ -200,9 +203,10 @@ def idle_share(engine: psutil.Process) -> float:
 
 def verdict(result: dict[str, Any]) -> str:
     watched, share = result["watched"]["engine_cpu_s"], result["share"]
-    if watched["high"] < 1 + MOST:
+    is_sound = result["rounds_of_each"] >= FEWEST_TO_TELL and watched["high"] >= 1 - MOST
+    if is_sound and watched["high"] < 1 + MOST:
         decided = "is shown"
-    elif watched["low"] > 1 + MOST:
+    elif is_sound and watched["low"] > 1 + MOST:
         decided = "is not so"
     else:
         decided = "is undecided: measure for longer, or on a quieter machine"

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -20,10 +21,13 @@ from quire.bench import core as bench_core
 from quire.bench import report
 from quire.cli import sim as cli_sim
 from quire.cli.app import app
+from quire.cli.output import start_bar
+from quire.cli.route import members
 from quire.sim import SimOptions, SimulationError, simulate
 from quire.store import HEADER_BYTES, Blob, NewObject, ObjectName, Part, open_store
 from quire.store.codec import seal
 from quire.types import PageKey
+from unit.bench.shown import shown
 from unit.cli_support import command
 
 COMMANDS = [
@@ -100,6 +104,17 @@ def stock(folder: Path, count: int, part: Part = PART, first: int = 0) -> list[P
         store.put([NewObject(name, Blob(header, payload), None, 1)], deadline=1e18)
     store.close()
     return [folder / "objects" / name.text[:2] / name.text for name in names]
+
+
+def test_brackets_in_what_servers_say_are_no_markup(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as at a terminal
+    with start_bar() as tell:
+        tell("prefill: cannot read [/etc/quire]", 0.5)
+    assert "cannot read [/etc/quire]" in capsys.readouterr().err
+    url, reason = "http://[fd00::5]:8000", "answered [/health]"
+    member = SimpleNamespace(side="server", url=url, state="down", reason=reason, model="m[b]")
+    said = shown([members(SimpleNamespace(members=[member]))])
+    assert re.search(r"http://\[fd00::5\]:8000 +down: answered \[/health\] +m\[b\]", said)
 
 
 def test_listing_a_store(quire, tmp_path):

@@ -61,6 +61,13 @@ def test_config_as_json(quire, monkeypatch):
     assert "hunter2" not in ran.out + ran.err + quire("config").out
 
 
+def test_config_shows_brackets_as_they_are(quire):
+    ran = quire("config", "--model", "/models/a[/b]", "--store", "redis://[fd00::5]:7000")
+    rows = {line.split()[0]: line for line in ran.out.splitlines() if line.strip()}
+    assert "/models/a[/b]" in rows["model"]
+    assert "redis://[fd00::5]:7000" in rows["store"]
+
+
 def test_a_store_is_given_once_for_each(quire):
     ran = quire("config", "--json", "--store", "memory://", "--store", "file:///x?write=back")
     assert ran.json["options"]["store"]["value"] == "memory:// file:///x?write=back"

@@ -2,6 +2,8 @@
 
 import io
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from rich.console import Console
@@ -50,14 +52,14 @@ TREE = {
 }
 
 
-def text(*looks: str | Look, width: int = 120) -> str:
+def text(*looks: str | Look, width: int = 120, url: str = "http://a:1") -> str:
     """After so many looks, two seconds apart."""
     history = History()
     for i, each in enumerate(looks):
         look = each if isinstance(each, Look) else Look(read(each, 10.0 + 2 * i))
         history.take(look.metrics)
     console = Console(file=io.StringIO(), width=width)
-    console.print(shown("http://a:1", look, history))
+    console.print(shown(url, look, history))
     return console.file.getvalue()
 
 
@@ -128,17 +130,43 @@ def test_with_the_key_there_are_requests_and_the_tree():
 def test_a_router_shows_its_servers():
     member = {"url": "http://b:2", "side": "decode", "state": "down", "reason": "does not answer"}
     metrics = """
-quire_router_requests_in_flight 2
+quire_router_requests_in_flight 3
+quire_router_requests_total{endpoint="/metrics",status="200"} 90
+quire_router_requests_total{endpoint="/ready",status="503"} 9
 quire_router_requests_total{endpoint="/v1/completions",status="200"} 40
 quire_router_requests_total{endpoint="/v1/completions",status="503"} 1
 quire_router_choices_total{side="decode",by="affinity"} 30
 quire_router_choices_total{side="decode",by="load"} 10
 """
-    look = Look(read(metrics, 1.0), [member | {"model": "m", "running": 3, "waiting": 0}])
-    said = text(look)
+    member |= {"model": "m", "running": 3, "waiting": 0, "in_flight": 2}
+    prefill = member | {"url": "http://c:3", "side": "prefill"}
+    said = text(Look(read(metrics, 1.0), [member, prefill]))
     assert re.search(r"http://b:2 +decode +down: does not answer +m +3 +0", said)
     assert "2 under way, 41 answered, 1 of them failed" in said
     assert "cached: 30 of 40" in said
+
+
+def test_brackets_in_what_servers_say_are_shown_as_they_are():
+    member = {"url": "http://[fd00::5]:8000", "side": "decode", "state": "down"}
+    member |= {"reason": "answered [/health]", "model": "m[b]"}
+    member |= {"running": 0, "waiting": 0, "in_flight": 0}
+    said = text(Look(read("", 1.0), [member]), url="http://[fd00::1]:1")
+    assert "http://[fd00::1]:1   a router" in said
+    assert re.search(r"http://\[fd00::5\]:8000 +decode +down: answered \[/health\] +m\[b\]", said)
+    metrics = """
+quire_handovers_total 1
+quire_peer_link{peer="tcp://[fd00::3]:3",state="connected"} 1
+"""
+    assert "Peers: tcp://[fd00::3]:3 connected" in text(BEFORE + metrics)
+
+
+def test_a_narrow_terminal_shows_which_servers_there_are():
+    member = {"side": "server", "state": "down", "reason": "cannot be connected to"}
+    member |= {"model": "SmolLM2-135M-Instruct", "running": 0, "waiting": 0, "in_flight": 0}
+    urls = ["http://127.0.0.1:18500", "http://[fd00::5]:8000"]
+    said = text(Look(read("", 1.0), [member | {"url": url} for url in urls]), width=80)
+    assert [url for url in urls if url not in said] == []
+    assert "running  waiting" in said
 
 
 def test_hand_overs_are_told_with_their_bytes_and_peers():
@@ -171,3 +199,24 @@ def test_a_key_file_that_is_not_there_is_one_sentence(capsys, monkeypatch, tmp_p
     ran = command(capsys, monkeypatch)("top", "--once", "--admin-key-file", str(file))
     assert ran.code == 2
     assert "the admin key cannot be read" in ran.sentence
+
+
+def test_what_is_no_server_of_ours_is_one_sentence(capsys, monkeypatch):
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/health" else 404)
+            self.end_headers()
+            self.wfile.write(b'"ok"')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        try:
+            ran = command(capsys, monkeypatch)("top", url, "--once")
+        finally:
+            server.shutdown()
+    assert ran.code == 2
+    assert "does not answer" in ran.sentence

@@ -8,6 +8,7 @@ import pytest
 
 from quire.router.metrics import ROUTER_METRICS
 from quire.server.metrics import METRICS
+from quire.server.notices import WELL
 from quire.web.metrics import COUNTER, HISTOGRAM
 
 yaml = pytest.importorskip("yaml")
@@ -44,6 +45,14 @@ def test_every_panel_asks_for_what_there_is():
     for expression in targets:
         asked(expression)
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+def test_what_the_log_calls_no_failure_alarms_nobody():
+    """Pages that were gone, or not needed any more: both come and go in good service."""
+    rules = yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"][0]["rules"]
+    (rule,) = [rule for rule in rules if rule["alert"] == "QuireFaults"]
+    left_out = re.search(r'status!~"([^"]*)"', rule["expr"])[1].split("|")
+    assert {"ok", *left_out} == set(WELL)
 
 
 def test_every_alert_asks_for_what_there_is():

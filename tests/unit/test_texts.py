@@ -111,8 +111,8 @@ def test_a_server_that_is_down_runs_nothing_and_one_that_is_back_is_said(caplog)
             assert (shown["running"], shown["waiting"], member.load) == (0, 0, 0)
             member.set(MemberState.UP)
         assert [record.message for record in caplog.records] == [
-            "server server http://a:1 is down: cannot be connected to",
-            "server server http://a:1 is up",
+            "server http://a:1 is down: cannot be connected to",
+            "server http://a:1 is up",
         ]
 
     asyncio.run(main())

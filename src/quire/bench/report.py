@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
+from rich.markup import escape
 from rich.table import Table
 
 from quire.sizes import format_bytes
@@ -57,7 +58,7 @@ def share(name: str, digits: int = 0) -> Show:
 
 
 def text(name: str) -> Show:
-    return lambda row: str(row[name])
+    return lambda row: escape(str(row[name]))
 
 
 def size(name: str) -> Show:
@@ -104,7 +105,7 @@ def store(results: Sequence[Result]) -> list[RenderableType]:
     """See bench.anystore.run: one for each size of a page."""
     first = results[0]
     shown = table(
-        f"{first['url']}, checksums on",
+        f"{escape(first['url'])}, checksums on",
         [
             result[way] | {"page_bytes": result["page_bytes"], "way": way}
             for result in results

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from quire.cli.bench_options import (
     DeviceMemory,
@@ -123,7 +124,7 @@ def _show(result: dict[str, Any], plots: Path | None, *, as_json: bool) -> None:
     from quire.bench.serve import report
 
     paths = [] if plots is None else pictures.write(result, plots)
-    drawn = [f"Drawn: {path}" for path in paths]
+    drawn = [escape(f"Drawn: {path}") for path in paths]
     said = {**result, "plots": [str(path) for path in paths]}
     tell(said, *report.tables(result), *drawn, as_json=as_json)
     if result["malformed"]:

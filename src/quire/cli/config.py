@@ -6,6 +6,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from quire.cli import flags
 from quire.cli.output import AsJson, complain, show, show_json
@@ -69,11 +70,12 @@ def _table(loaded: Loaded, settings: Settings) -> Any:
         table.add_column(column, overflow="fold")
     for name, option in OPTIONS.items():
         origin, value = loaded.origins[name], getattr(settings, name)
+        where = escape(origin.where)
         automatic = origin.where == "default" and option.auto and value is not None
         table.add_row(
             name,
-            option.show(value),
-            f"{origin.where} (auto)" if automatic else origin.where,
+            escape(option.show(value)),
+            f"{where} (auto)" if automatic else where,
             style=None if origin.is_given else "dim",
         )
     return table

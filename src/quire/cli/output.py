@@ -75,7 +75,7 @@ def progress_bar() -> Iterator[Progress]:
 
     console = Console(stderr=True)
     columns = [
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
@@ -99,7 +99,8 @@ def start_bar() -> Iterator[Share]:
     from rich.progress import Progress as Bars
 
     console = Console(stderr=True)
-    columns = [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()]
+    doing = TextColumn("{task.description}", markup=False)
+    columns = [doing, BarColumn(), TaskProgressColumn()]
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task("", total=1.0)
         before = ""

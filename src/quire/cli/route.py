@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from quire import logs
 from quire.cli.extras import ROUTE, needs
@@ -101,5 +102,5 @@ def members(fleet: Fleet) -> Table:
         table.add_column(name, overflow="fold")
     for member in fleet.members:
         state = f"{member.state}: {member.reason}" if member.reason else member.state.value
-        table.add_row(member.side, member.url, state, member.model)
+        table.add_row(member.side, escape(member.url), escape(state), escape(member.model))
     return table

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from quire.cli.output import AsJson, progress_bar, tell, unset
 from quire.errors import ConfigError
@@ -89,7 +90,7 @@ def doctor(
             machine=None if known is None else machine_of(known),
             progress=progress,
         )
-    tell(found.as_json(), *found.sentences, as_json=as_json)
+    tell(found.as_json(), *map(escape, found.sentences), as_json=as_json)
 
 
 def machine_of(profile: Profile) -> ProfiledMachine:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from quire.cli.extras import SERVE, needs
 from quire.cli.output import show, unset
@@ -82,7 +83,7 @@ def _follow(
                 try:
                     picture = _picture(client, url, history)
                 except EngineError as error:
-                    picture = f"{error}: asked again"
+                    picture = escape(f"{error}: asked again")
                 live.update(picture, refresh=True)
         except KeyboardInterrupt:
             return
@@ -105,7 +106,8 @@ def _look(client: httpx.Client, url: str) -> Look:
         health = client.get(f"{base}/health")
         if health.status_code != _GONE:
             health.raise_for_status()
-        members = health.json().get("members")
+        told = health.json()
+        members = told.get("members") if isinstance(told, dict) else None
         answer = client.get(f"{base}/metrics")
         answer.raise_for_status()
         metrics = read(answer.text, time.monotonic() - float(answer.headers.get(AGE_HEADER, 0)))

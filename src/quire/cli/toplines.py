@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
+
 from quire.cli.toplooks import TIERS, History, Look, MetricsRead
 from quire.sizes import format_bytes
 
@@ -46,13 +48,13 @@ def shown(url: str, look: Look, history: History) -> RenderableType:
     """`history`: of the looks before it and itself."""
     from rich.console import Group
 
+    title = f"[bold]{escape(url)}[/bold]"
     if look.members is not None:
-        return Group(
-            f"[bold]{url}[/bold]   a router", "", _members(look.members), "", *_routed(look.metrics)
-        )
+        routed = _routed(look.metrics, look.members)
+        return Group(f"{title}   a router", "", _members(look.members), "", *routed)
     now = look.metrics
     return Group(
-        f"[bold]{url}[/bold]   {_in_flight(look)}"
+        f"{title}   {_in_flight(look)}"
         + ("" if now.sum("quire_engine_up") else "   [red]THE ENGINE IS GONE[/red]"),
         "",
         _tiers(now),
@@ -77,21 +79,27 @@ def _in_flight(look: Look) -> str:
 
 
 def _members(members: Sequence[Mapping[str, Any]]) -> RenderableType:
-    table = _table("server", "kind", "state", "model", "running", "waiting")
+    table = _table(
+        "server", "kind", "state", "model", "running", "waiting", folded=("state", "model")
+    )
     for each in members:
         state = f"{each['state']}: {each['reason']}" if each.get("reason") else each["state"]
         counts = (str(each[name]) for name in ("running", "waiting"))
-        table.add_row(each["url"], each["side"], state, each["model"], *counts)
+        _add(table, each["url"], each["side"], state, each["model"], *counts)
     return table
 
 
-def _routed(now: MetricsRead) -> list[str]:
-    answered = now.rows("quire_router_requests_total")
-    failed = sum(count for labels, count in answered if labels["status"] >= "500")
+def _routed(now: MetricsRead, members: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Clients' requests: who looks here asks as well."""
+    under_way = sum(each["in_flight"] for each in members if each["side"] != "prefill")
+    rows = now.rows("quire_router_requests_total")
+    asked = [(each["status"], count) for each, count in rows if each["endpoint"].startswith("/v1/")]
+    answered = sum(count for _, count in asked)
+    failed = sum(count for status, count in asked if status >= "500")
     chosen, known = "quire_router_choices_total", {"by": "affinity"}
     return [
-        f"Requests: {now.sum('quire_router_requests_in_flight'):.0f} under way, "
-        f"{sum(count for _, count in answered):,.0f} answered, {failed:,.0f} of them failed (5xx)",
+        f"Requests: {under_way} under way, {answered:,.0f} answered, {failed:,.0f} of them failed "
+        "(5xx)",
         f"Servers chosen for what they have cached: {now.sum(chosen, **known):,.0f} "
         f"of {now.sum(chosen):,.0f}",
         f"Tries that another server could make good: {now.sum('quire_router_retries_total'):,.0f}; "
@@ -229,7 +237,7 @@ def _handovers(now: MetricsRead) -> list[str]:
     return [
         f"Hand-overs: {opened:.0f} open, {count:,.0f} received, {each:.0f} ms each; "
         f"{received} in, {sent} out",
-        *(["Peers: " + "; ".join(peers)] if peers else []),
+        *([escape("Peers: " + "; ".join(peers))] if peers else []),
     ]
 
 
@@ -239,7 +247,7 @@ def _requests(requests: Sequence[Mapping[str, Any]] | None) -> list[RenderableTy
     table = _table("request", "state", "prompt", "answer", "age")
     for each in requests[:_MOST_REQUESTS]:
         lengths = (str(each["prompt_tokens"]), str(each["output_tokens"]))
-        table.add_row(each["id"], each["state"], *lengths, f"{each['age_s']:.1f} s")
+        _add(table, each["id"], each["state"], *lengths, f"{each['age_s']:.1f} s")
     more = len(requests) - _MOST_REQUESTS
     return ["", table, *([f"and {more} more"] if more > 0 else [])]
 
@@ -307,10 +315,16 @@ def _times(count: int) -> str:
     return f"{count:,} time{'' if count == 1 else 's'}"
 
 
-def _table(*columns: str) -> Table:
+def _table(*columns: str, folded: Sequence[str] = ()) -> Table:
+    """`folded`: what takes more lines where there is no room, so that the rest is whole."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
     for name in columns:
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, no_wrap=name not in folded, overflow="fold")
     return table
+
+
+def _add(table: Table, *cells: str) -> None:
+    """A row of what others say: `[::1]` is no markup."""
+    table.add_row(*map(escape, cells))

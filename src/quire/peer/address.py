@@ -24,8 +24,9 @@ def split_address(address: str) -> tuple[str, str, int]:
     return parts.scheme, parts.hostname, port
 
 
-def join_address(scheme: str, host: str, port: int) -> str:
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+def join_address(scheme: str, host: str, port: int | None) -> str:
+    where = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{where}" + ("" if port is None else f":{port}")
 
 
 def with_host(address: str, host: str) -> str:

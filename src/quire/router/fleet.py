@@ -46,6 +46,10 @@ class MemberSide(enum.StrEnum):
     SERVER = "server"
     """Does everything itself, or knows its prefill servers."""
 
+    @property
+    def words(self) -> str:
+        return "server" if self is MemberSide.SERVER else f"{self} server"
+
 
 class MemberState(enum.StrEnum):
     NEW = "new"
@@ -199,7 +203,7 @@ class Member:
                 if self.state is MemberState.NEW and state is MemberState.UP
                 else logger.warning
             )
-            log("%s server %s is %s%s", self.side, self.url, state, f": {reason}" * bool(reason))
+            log("%s %s is %s%s", self.side.words, self.url, state, f": {reason}" * bool(reason))
         if state is MemberState.DOWN:
             self.report(Health(""))  # what it had is not there any more
         self.state, self.reason = state, reason
@@ -265,7 +269,7 @@ class Fleet:
                 if (task := tasks.pop(member, None)) is not None:
                     task.cancel()
             self.index.forget(url)
-            logger.warning("%s server %s has left", member.side, url)
+            logger.warning("%s %s has left", member.side.words, url)
 
     async def close(self) -> None:
         tasks = [*self._watching.values(), *self._following.values()]

@@ -16,6 +16,7 @@ import msgspec
 
 from quire.decoders import json_decoder
 from quire.errors import ConfigError
+from quire.peer.address import join_address
 from quire.router.config import parse_urls
 from quire.router.fleet import Fleet, MemberSide
 from quire.web.errors import ApiError
@@ -52,8 +53,7 @@ class Membership:
         except (msgspec.DecodeError, ConfigError, ValueError) as error:
             raise ApiError(400, f"this names no server: {error}") from None
         if urlsplit(url).hostname in _ANY_HOST:
-            port = urlsplit(url).port
-            url = f"http://{f'[{host}]' if ':' in host else host}" + (f":{port}" if port else "")
+            url = join_address("http", host, urlsplit(url).port)
         config = self._fleet.config
         key = config.admin_key or find_key(url, config.admin_key_file)
         expected = f"Bearer {router_key(key)}" if key is not None else None

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
+from quire.peer.address import join_address
 from quire.router.config import is_name
 from quire.router.fleet import Fleet, MemberSide
 
@@ -69,7 +70,7 @@ class Names:
         except (OSError, TimeoutError) as error:
             logger.warning("%s cannot be looked up: %s", name, error or "no answer")
             return
-        urls = {f"http://{f'[{a}]' if ':' in a else a}:{where.port}" for a in found}
+        urls = {join_address("http", address, where.port) for address in found}
         gone, self._known[name] = self._known[name] - urls, urls
         for url in gone - set().union(*self._known.values()):
             self._fleet.remove(url)

@@ -21,7 +21,7 @@ from quire.server.service import Service
 
 _QUIET_S = 30.0
 """Trouble of one kind is over when nothing of it came for so long."""
-_WELL = ("ok", "miss", "cancelled")
+WELL = ("ok", "miss", "cancelled")
 """What was given up here, since it was not needed any more, is nobody's failure."""
 _BY_STORE = {"read": "fetch", "written": "write"}
 """What the store's client counts, and what the engine calls the same."""
@@ -55,12 +55,12 @@ class Notices:
     _links: dict[str, str] = field(default_factory=dict)
 
     def look(self, status: EngineStatus, now_s: float) -> list[Notice]:
-        counted = dict(_failures(status))
         notices = [*self._breaker(status), *self._peers(status)]
-        for what, count in counted.items():
+        for what, count, is_told in _failures(status):
             before = self._seen.get(what, 0)
             new = count - (before if before <= count else 0)  # another store counts from nothing
-            if not new:
+            self._seen[what] = count
+            if not new or is_told:
                 continue
             trouble = self._troubles.get(what)
             if trouble is None:
@@ -70,7 +70,6 @@ class Notices:
             else:
                 trouble.count += new
                 trouble.last_s = now_s
-        self._seen |= counted
         for what, trouble in list(self._troubles.items()):
             if now_s - trouble.last_s >= _QUIET_S:
                 del self._troubles[what]
@@ -110,29 +109,29 @@ class Notices:
         self._links = dict(links)
 
 
-def _failures(status: EngineStatus) -> Iterator[tuple[str, int]]:
-    """Everything that went wrong so far, by a name for a person; what both the store's client and
-    the engine count, once."""
+def _failures(status: EngineStatus) -> Iterator[tuple[str, int, bool]]:
+    """Everything that went wrong so far, by a name for a person, and whether it is told already, as
+    the store's client and the engine count the same."""
     told = set()
     for name, count in status.store.counters.items():
         kind, colon, what = name.partition(":")
         if not colon or not count:
             continue
-        if kind in _BY_STORE and what not in _WELL:
+        if kind in _BY_STORE and what not in WELL:
             told.add((_BY_STORE[kind], what))
-            yield f"pages that the store did not {_TAKES[kind]} ({what})", count
+            yield f"pages that the store did not {_TAKES[kind]} ({what})", count, False
         elif kind == "error":
-            yield f"calls that the store failed ({what})", count
+            yield f"calls that the store failed ({what})", count, False
         elif kind == "mismatch":
-            yield f"pages of the store that were not what they should be ({what})", count
+            yield f"pages of the store that were not what they should be ({what})", count, False
     for name, count in status.counters.items():
         kind, _, what = name.partition(":")
-        if kind not in ("backup", "load", "write", "fetch") or (kind, what) in told:
+        if kind not in ("backup", "load", "write", "fetch"):
             continue
-        if what and what not in _WELL and count:
-            yield f"pages whose {kind} failed ({what})", count
+        if what and what not in WELL and count:
+            yield f"pages whose {kind} failed ({what})", count, (kind, what) in told
     if preempted := status.counters.get("requests_preempted", 0):
-        yield "requests that gave up their device pages for others", preempted
+        yield "requests that gave up their device pages for others", preempted, False
 
 
 @contextlib.asynccontextmanager

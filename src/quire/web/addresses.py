@@ -60,8 +60,7 @@ def server_address(text: str, schemes: Collection[str] = HTTP) -> str | None:
     is_plain = text.isascii() and text.isprintable() and " " not in text
     if url.scheme not in schemes or not url.hostname or port == 0 or not is_plain or is_below:
         return None
-    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
-    return f"{url.scheme}://{host}" + (f":{port}" if port else "")
+    return join_address(url.scheme, url.hostname, port)
 
 
 def is_loopback(host: str | None) -> bool:

@@ -15,6 +15,7 @@ from quire.bench.gpu.plan import SMALL, GpuPart, GpuPlan, parse_shapes
 from quire.bench.gpu.random_model import SHAPES, write_outline
 from quire.cli.output import show
 from quire.errors import ConfigError, EngineError
+from unit.bench.shown import shown
 from unit.cli_support import command
 
 
@@ -137,7 +138,7 @@ def test_shapes_that_nobody_knows_are_refused_before_anything_is_measured() -> N
 
 def test_a_part_that_fails_says_why_and_the_others_go_on(capsys, monkeypatch) -> None:
     def fail(rig, drive):
-        raise EngineError("no tokens today")
+        raise EngineError("no tokens today [/mnt]")
 
     def interrupt(rig):
         raise KeyboardInterrupt
@@ -154,6 +155,9 @@ def test_a_part_that_fails_says_why_and_the_others_go_on(capsys, monkeypatch) ->
     (result,) = ran.json["shapes"]
     assert [row["tokens"] for row in result["prefill"]] == [512, 512]
     assert result["failed"] == {
-        "hits": "EngineError: no tokens today",
+        "hits": "EngineError: no tokens today [/mnt]",
         "the rest": "interrupted",
     }
+    assert "hits could not be measured: EngineError: no tokens today [/mnt]" in shown(
+        report.tables(result)
+    )

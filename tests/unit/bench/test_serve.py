@@ -132,6 +132,12 @@ def test_rounds_beyond_the_context_are_left_out_and_counted(url):
     )
 
 
+def test_a_short_context_is_measured_by_a_short_prompt(fake, url):
+    run(ServerTarget(url, context=200), SMALL)
+    (message,) = fake.requests[0]["messages"]  # the first one calibrates
+    assert len(message["content"]) == 400
+
+
 def test_a_context_can_be_given(url):
     result = run(ServerTarget(url, context=250), SMALL)
     assert (result["context"], result["cut"]["sessions"]) == (250, 3)

@@ -106,6 +106,17 @@ def test_another_store_counts_from_nothing(told):
     assert "did not take (failed): 5" in said
 
 
+def test_what_the_store_before_failed_at_is_not_said_again_of_the_engine(told):
+    """The engine goes on counting where the store's client is gone."""
+    engine = {"write:failed": 73}
+    assert len(told(store={"written:failed": 73}, **engine)) == 1
+    assert told(answer=[], **engine) == []
+    (over,) = told(31, answer=[True], **engine)
+    assert "over, 73 in all" in over
+    (said,) = told(store={"written:failed": 2}, **{"write:failed": 75})
+    assert "did not take (failed): 2" in said
+
+
 def test_preemption_is_said_once(told):
     assert len(told(requests_preempted=2)) == 1
     assert told(requests_preempted=200) == []

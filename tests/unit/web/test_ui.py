@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
+import httpx
 import pytest
 from msgspec.structs import replace as replaced
 
@@ -17,7 +18,8 @@ from quire.engine.messages import GetOutline, GetRequests, GetStatus, Outline, O
 from quire.server.config import ServerConfig
 from quire.web.connections import GuardedConfig
 from quire.web.listening import Server, bind, url_of
-from unit.server.scripted import ADMIN_KEY, Rig, ScriptedEngine, status
+from unit.router.fakes import rig as routing
+from unit.server.scripted import ADMIN_KEY, MODEL, Rig, ScriptedEngine, status
 
 needs_browser = pytest.mark.skipif(find() is None, reason=HOW_TO)
 
@@ -80,6 +82,8 @@ def test_it_renders_follows_and_survives_a_restart():
             page.until("document.getElementById('state').textContent === 'serving'")
             page.until("Number(document.body.dataset.looks) >= 2")
             assert page.run("document.querySelectorAll('#tiers .bar').length") == 3
+            empty = "document.getElementById('tree').getBoundingClientRect().height"
+            assert page.run(empty) == 0
             page.run(f"document.getElementById('admin-key').value = {ADMIN_KEY!r}")
             page.until("document.querySelectorAll('#tree rect').length === 2")
             # As the list of requests says, not the figures, which are of another moment.
@@ -99,6 +103,15 @@ def test_it_renders_follows_and_survives_a_restart():
             assert "Breaker: opened 1 time so far" in store
             assert "Calls not made: 6 breaker open" in store
             assert "miss" not in store
+            asked = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
+            assert httpx.post(f"{url}/v1/completions", json=asked).status_code == 200
+            said = "document.getElementById('ttft-text').textContent"
+            page.until(f"{said}.includes('With the cache')")
+            # The engine says of nothing that it was computed here: there is nothing to reckon by.
+            assert "nobody knows" in page.run(said)
+            line = "document.querySelector('#ttft .{}').getAttribute('points')"
+            assert len(page.run(line.format("with")).split()) == 2  # of one point nothing is seen
+            assert not page.run(line.format("without"))
             dark = page.run("getComputedStyle(document.body).backgroundColor")
             assert page.errors == []
             page.run("document.getElementById('admin-key').value = 'another'")
@@ -113,3 +126,22 @@ def test_it_renders_follows_and_survives_a_restart():
         media = [{"name": "prefers-color-scheme", "value": "light"}]
         page.call("Emulation.setEmulatedMedia", {"features": media})
         assert page.run("getComputedStyle(document.body).backgroundColor") != dark
+
+
+@needs_browser
+def test_a_routers_page_counts_what_clients_asked_and_not_who_looks():
+    def looked(url: str) -> str:
+        with Browser(width=390, height=800) as page:
+            page.open(f"{url}/ui")
+            page.until("Number(document.body.dataset.looks) >= 3")
+            assert page.run("document.querySelectorAll('#members a').length") == 2
+            assert page.run("document.documentElement.scrollWidth <= innerWidth")
+            assert page.errors == []
+            return page.run("document.getElementById('routed').innerText")
+
+    async def main() -> str:
+        async with routing() as router:
+            assert (await router.complete()).status_code == 200
+            return await asyncio.to_thread(looked, str(router.client.base_url).rstrip("/"))
+
+    assert "0 under way, 1 answered, 0 of them failed" in asyncio.run(main())

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from rich.console import RenderableType
+from rich.markup import escape
 
 from quire.bench.gpu.plan import GpuPart
 from quire.bench.gpu.sets import later
@@ -33,7 +34,9 @@ def tables(result: Result) -> list[RenderableType]:
         f"{machine['link_bytes_s'] / 1e9:.1f} GB/s"
     )
     found = [(show, result[part.value]) for part, show in parts if part.value in result]
-    failed = [f"{part} could not be measured: {why}" for part, why in result["failed"].items()]
+    failed = [
+        escape(f"{part} could not be measured: {why}") for part, why in result["failed"].items()
+    ]
     shown = (one for show, rows in found for one in show(rows))
     took = ", ".join(f"{part} {seconds:.0f}" for part, seconds in result["took_s"].items())
     return [head, *shown, f"Seconds of each part: {took}", *failed]

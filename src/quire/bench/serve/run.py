@@ -38,6 +38,8 @@ from quire.progress import Count
 
 CHAT = "/v1/chat/completions"
 _CALIBRATION_CHARS = 4000
+_FEWEST_CHARS = 2
+"""Of a token, taken together: so much of a context is not too long for it."""
 _TEMPLATE_TOKENS = 64
 """Room for what a chat template puts around the messages."""
 _MARGIN = 1.1
@@ -208,6 +210,8 @@ class _Run:
 
     async def calibrate(self, content: str) -> float:
         """Characters per token of such text, asked of the server by a prompt of its own."""
+        if self.context is not None:
+            content = content[: _FEWEST_CHARS * self.context]
         answer = await self._ask([{"role": "user", "content": content}], 1)
         if answer.verdict is not Verdict.GOOD:
             raise EngineError(f"{self.target.url} does not answer as it should: {answer.problem}")

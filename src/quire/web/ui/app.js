@@ -149,7 +149,7 @@ function remember(found, now) {
   if (firsts > 0) {
     const mean = (at.first_s - before.first_s) / firsts;
     const spared = (hits.device + hits.host + hits.store + hits.peer) * seconds / firsts;
-    past.ttft.push({ with: mean, without: past.speed ? mean + spared / past.speed : mean });
+    past.ttft.push({ with: mean, spared });
   } else past.ttft.push(null);
   for (const kept of [past.hits, past.ttft]) while (kept.length > KEPT) kept.shift();
 }
@@ -180,6 +180,16 @@ function showStore(found) {
     ...(Object.keys(bad).length ? [] : ["No failures"]),
   ]);
   $("store").firstChild.className = silent.length ? "bad" : "good";
+}
+
+function showFirsts() {
+  const firsts = past.ttft.map((each) => each && { with: each.with, without: past.speed ? each.with + each.spared / past.speed : null });
+  drawLines($("ttft"), firsts, KEPT, (KEPT * EVERY_MS) / 1000);
+  const last = firsts.findLast((each) => each !== null);
+  if (!last) { text("ttft-text", "no answer has begun since this page was opened"); return; }
+  text("ttft-text", `With the cache ${last.with.toFixed(3)} s; without it ` + (past.speed
+    ? `about ${last.without.toFixed(3)} s (estimated: ${Math.round(past.speed).toLocaleString()} prompt tokens per second computed here)`
+    : "nobody knows: hardly anything was computed here since this page was opened"));
 }
 
 function showHandovers(found) {
@@ -225,18 +235,20 @@ function showTree(answer) {
 function showMembers(health) {
   const rows = health.members.map((each) => {
     const link = Object.assign(document.createElement("a"), { href: `${each.url}/ui`, textContent: each.url });
-    return row([link, each.side, `${each.state}${each.reason ? `: ${each.reason}` : ""}`, each.model,
-      `${each.running} running`, `${each.waiting} waiting`]);
+    return row([link, each.side, `${each.state}${each.reason ? `: ${each.reason}` : ""}`,
+      `${each.running} running`, `${each.waiting} waiting`, each.model]);
   });
-  $("members").replaceChildren(row(["server", "kind", "state", "model", "", ""], "th"), ...rows);
+  $("members").replaceChildren(row(["server", "kind", "state", "", "", "model"], "th"), ...rows);
 }
 
-function showRouted(found) {
-  const total = sum(found.quire_router_requests_total), lost = sum(found.quire_router_failovers_total);
+// Clients' requests: who looks here asks as well.
+function showRouted(found, members) {
+  const open = members.filter((each) => each.side !== "prefill").reduce((total, each) => total + each.in_flight, 0);
+  const asked = (found.quire_router_requests_total || []).filter(([labels]) => labels.endpoint.startsWith("/v1/"));
+  const total = sum(asked), worse = sum(asked, (labels) => labels.status >= "500"), lost = sum(found.quire_router_failovers_total);
   const chosen = sum(found.quire_router_choices_total), known = one(found.quire_router_choices_total, "by", "affinity");
-  const worse = sum(found.quire_router_requests_total, (labels) => labels.status >= "500");
   lines("routed", [
-    `${sum(found.quire_router_requests_in_flight)} under way, ${total.toLocaleString()} answered, ${worse.toLocaleString()} of them failed (5xx)`,
+    `${open.toLocaleString()} under way, ${total.toLocaleString()} answered, ${worse.toLocaleString()} of them failed (5xx)`,
     `${known.toLocaleString()} of ${chosen.toLocaleString()} choices of a server for what it has cached`,
     `${sum(found.quire_router_retries_total).toLocaleString()} tries that another server could make good, ` +
       `${lost.toLocaleString()} streams whose server was lost on the way`,
@@ -254,7 +266,7 @@ async function look() {
   const answer = await ask("/metrics", { headers: SHARED });
   const at = performance.now() - 1000 * Number(answer.headers.get("x-quire-age"));
   const found = metrics(await answer.text());
-  if (isRouter) { showMembers(health); showRouted(found); return; }
+  if (isRouter) { showMembers(health); showRouted(found, health.members); return; }
   const [requests, tree] = await Promise.all([admin("/admin/requests"), admin("/admin/tree")]);
   remember(found, at);
   showTiers(found);
@@ -264,10 +276,7 @@ async function look() {
   showTree(tree);
   drawHits($("hits"), past.hits, KEPT, (KEPT * EVERY_MS) / 1000);
   legend("hits-key", TIERS);
-  drawLines($("ttft"), past.ttft, KEPT, (KEPT * EVERY_MS) / 1000);
-  const last = past.ttft.findLast((each) => each !== null);
-  text("ttft-text", last ? `With the cache ${last.with.toFixed(3)} s; without it about ${last.without.toFixed(3)} s ` +
-    `(estimated: ${Math.round(past.speed).toLocaleString()} prompt tokens per second computed here)` : "no answer has begun since this page was opened");
+  showFirsts();
 }
 
 async function forever() {

@@ -48,7 +48,7 @@ function drawHits(chart, samples, count, seconds) {
   });
 }
 
-// Two lines: as it was, and as it would have been.
+// Two lines: as it was, and as it would have been, where that is known.
 function drawLines(chart, samples, count, seconds) {
   const known = samples.filter((each) => each !== null);
   const top = Math.max(0, ...known.map((each) => Math.max(each.with, each.without)));
@@ -56,11 +56,12 @@ function drawLines(chart, samples, count, seconds) {
   for (const line of ["with", "without"]) {
     const points = [];
     samples.forEach((each, index) => {
-      if (each === null) return;
+      if (each === null || each[line] === null) return;
       const x = width - (samples.length - 1 - index) * (width / count);
-      points.push(`${x.toFixed(1)},${(height - 1 - (each[line] / (top || 1)) * (height - 16)).toFixed(1)}`);
+      points.push([x, height - 1 - (each[line] / (top || 1)) * (height - 16)]);
     });
-    chart.append(svg("polyline", { class: line, points: points.join(" ") }));
+    if (points.length === 1) points.unshift([points[0][0] - 4, points[0][1]]); // else nothing is seen
+    chart.append(svg("polyline", { class: line, points: points.map((each) => each.map((at) => at.toFixed(1)).join()).join(" ") }));
   }
 }
 
