@@ -15,6 +15,7 @@ from msgspec.structs import replace as replaced
 
 from browser import HOW_TO, Browser, find
 from quire.engine.messages import GetOutline, GetRequests, GetStatus, Outline, OutlineRun, Requests
+from quire.errors import EngineError
 from quire.server.config import ServerConfig
 from quire.web.connections import GuardedConfig
 from quire.web.listening import Server, bind, url_of
@@ -25,10 +26,10 @@ needs_browser = pytest.mark.skipif(find() is None, reason=HOW_TO)
 
 
 @contextlib.contextmanager
-def serving(port: int = 0, app=None) -> Iterator[str]:
+def serving(port: int = 0, app=None, engine: ScriptedEngine | None = None) -> Iterator[str]:
     """A server in a thread of its own; the browser is another process."""
     config = replace(ServerConfig(port=port, admin_key=ADMIN_KEY), shutdown_grace_s=0.0)
-    rig = Rig(ScriptedEngine(), config)
+    rig = Rig(engine or ScriptedEngine(), config)
     counted = {"error:TimeoutError": 4, "written:failed": 198, "read:miss": 7}
     counted |= {"breaker_opened": 1, "declined:breaker_open": 6}
     rig.engine.answers[GetStatus] = replaced(
@@ -126,6 +127,25 @@ def test_it_renders_follows_and_survives_a_restart():
         media = [{"name": "prefers-color-scheme", "value": "light"}]
         page.call("Emulation.setEmulatedMedia", {"features": media})
         assert page.run("getComputedStyle(document.body).backgroundColor") != dark
+
+
+@needs_browser
+def test_an_engine_that_is_slow_to_tell_is_not_taken_for_a_wrong_key():
+    """While it computes, it answers questions between two steps, which may take seconds."""
+    engine = ScriptedEngine()
+    with Browser() as page, serving(engine=engine) as url:
+        page.open(f"{url}/ui")
+        page.until("document.getElementById('state').textContent === 'serving'")
+        page.run(f"document.getElementById('admin-key').value = {ADMIN_KEY!r}")
+        page.until("document.querySelectorAll('#tree rect').length === 2")
+        slow = EngineError("the engine did not answer within 1 s")
+        engine.answers[GetRequests] = engine.answers[GetOutline] = slow
+        looks = page.run("Number(document.body.dataset.looks)")
+        page.until(f"Number(document.body.dataset.looks) >= {looks + 3}")
+        said = page.run("document.body.innerText")
+        assert "not taken" not in said
+        assert "2 runs of pages" in said
+        assert page.run("document.getElementById('flight').textContent") == "none"
 
 
 @needs_browser

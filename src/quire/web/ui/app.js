@@ -15,12 +15,14 @@ async function ask(path, options = {}) {
   const answer = await fetch(path, { cache: "no-store", ...options });
   if (answer.ok) return answer;
   const why = await answer.json().then((body) => body.error?.message, () => "");
-  throw new Error(why || `${path}: ${answer.status}`);
+  throw Object.assign(new Error(why || `${path}: ${answer.status}`), { status: answer.status });
 }
 
+// null: nobody may ask here; undefined: no answer this time, and what is shown stays.
 function admin(path) {
   return $("admin-key").value.trim()
-    ? ask(path, { headers: { ...SHARED, ...keyed("admin-key") } }).then((answer) => answer.json()).catch(() => null)
+    ? ask(path, { headers: { ...SHARED, ...keyed("admin-key") } }).then((answer) => answer.json())
+      .catch((error) => ([401, 403].includes(error.status) ? null : undefined))
     : Promise.resolve(null);
 }
 
@@ -272,8 +274,8 @@ async function look() {
   showTiers(found);
   showStore(found);
   showHandovers(found);
-  showRequests(found, requests);
-  showTree(tree);
+  if (requests !== undefined) showRequests(found, requests);
+  if (tree !== undefined) showTree(tree);
   drawHits($("hits"), past.hits, KEPT, (KEPT * EVERY_MS) / 1000);
   legend("hits-key", TIERS);
   showFirsts();
