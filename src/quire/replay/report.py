@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
+from rich.markup import escape
 from rich.table import Table
 
 from quire.replay.profile import Profile
@@ -42,7 +43,7 @@ def profile_table(profile: Profile) -> Table:
     table = Table(title="This machine", box=SIMPLE_HEAD, pad_edge=False, show_header=False)
     table.add_column("what", no_wrap=True)
     table.add_column("how fast", justify="right", no_wrap=True)
-    table.add_row("model", f"{profile.model}, {profile.dtype} on {profile.device}")
+    table.add_row("model", escape(f"{profile.model}, {profile.dtype} on {profile.device}"))
     table.add_row("KV cache of a token", format_bytes(profile.bytes_per_token))
     table.add_row("first token of a prompt on the device", _seconds(profile.fixed_s))
     for num_tokens in (1024, profile.longest_tokens):
@@ -56,8 +57,8 @@ def profile_table(profile: Profile) -> Table:
 def _about(result: Result) -> str:
     trace, page = result["trace"], result["page_bytes"]
     parts = [
-        f"{trace['name']}: {trace['requests']:,} requests in {trace['seconds'] / 60:.0f} min, "
-        f"{trace['asked_pages']:,} blocks of {trace['block_tokens']} tokens, "
+        f"{escape(trace['name'])}: {trace['requests']:,} requests in "
+        f"{trace['seconds'] / 60:.0f} min, {trace['asked_pages']:,} blocks of {trace['block_tokens']} tokens, "
         f"{trace['distinct_pages']:,} of them different "
         f"({format_bytes(trace['distinct_pages'] * page)})",
     ]

@@ -48,6 +48,11 @@ def shown(result) -> str:
     return out.getvalue()
 
 
+def test_a_traces_name_is_shown_as_it_is(result):
+    text = shown({**result, "trace": {**result["trace"], "name": "day[/1].jsonl"}})
+    assert "day[/1].jsonl: " in text
+
+
 def test_more_memory_finds_more_and_answers_sooner(result):
     points = result["points"]
     hits = [each["hit"] for each in points]
