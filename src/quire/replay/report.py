@@ -58,8 +58,8 @@ def _about(result: Result) -> str:
     trace, page = result["trace"], result["page_bytes"]
     parts = [
         f"{escape(trace['name'])}: {trace['requests']:,} requests in "
-        f"{trace['seconds'] / 60:.0f} min, {trace['asked_pages']:,} blocks of {trace['block_tokens']} tokens, "
-        f"{trace['distinct_pages']:,} of them different "
+        f"{trace['seconds'] / 60:.0f} min, {trace['asked_pages']:,} blocks of "
+        f"{trace['block_tokens']} tokens, {trace['distinct_pages']:,} of them different "
         f"({format_bytes(trace['distinct_pages'] * page)})",
     ]
     sizes = [
