@@ -148,6 +148,28 @@ class TreeAndManager(RuleBasedStateMachine):
             self.load(len(self.requests) - 1)
             self.complete(base, good)
 
+    @rule(base=picks, keep=st.integers(1, 12), good=good_pages, emptied=st.booleans())
+    def overtake(self, base: int, keep: int, good: int, emptied: bool) -> None:
+        """The end of a prefix comes back before its beginning, which may not come at all. One who
+        has seen that remains, and the host may have let go of its copies."""
+        self.finish_copies()
+        self.flush(Tier.DEVICE)
+        ahead = 0
+        for tokens in (keep, MAX_TOKENS):
+            ahead = len(self.running)
+            self.arrive([], base, tokens, priority=0)
+            self.load(len(self.requests) - 1)
+            self._exchange([])
+        while len(self.running) > ahead:
+            self.complete(len(self.running) - 1, good=99)
+        for _ in range(2):
+            self.release(len(self.requests) - 1)
+        self.arrive([], base, MAX_TOKENS, priority=0)
+        if emptied:
+            self.flush(Tier.HOST)
+        for _ in range(ahead):
+            self.complete(0, good)
+
     @rule()
     def finish_copies(self) -> None:
         self._exchange([])
