@@ -148,10 +148,16 @@ class TreeAndManager(RuleBasedStateMachine):
             self.load(len(self.requests) - 1)
             self.complete(base, good)
 
-    @rule(base=picks, keep=st.integers(1, 12), good=good_pages, emptied=st.booleans())
-    def overtake(self, base: int, keep: int, good: int, emptied: bool) -> None:
+    @rule(
+        base=picks,
+        keep=st.integers(1, 12),
+        good=good_pages,
+        emptied=st.booleans(),
+        counted_on=st.booleans(),
+    )
+    def overtake(self, base: int, keep: int, good: int, emptied: bool, counted_on: bool) -> None:
         """The end of a prefix comes back before its beginning, which may not come at all. One who
-        has seen that remains, and the host may have let go of its copies."""
+        has seen that remains, and may count on it, and the host may have let go of its copies."""
         self.finish_copies()
         self.flush(Tier.DEVICE)
         ahead = 0
@@ -165,6 +171,8 @@ class TreeAndManager(RuleBasedStateMachine):
         for _ in range(2):
             self.release(len(self.requests) - 1)
         self.arrive([], base, MAX_TOKENS, priority=0)
+        if counted_on:
+            self.load(len(self.requests) - 1)
         if emptied:
             self.flush(Tier.HOST)
         for _ in range(ahead):

@@ -32,6 +32,7 @@ from quire.tree import (
     Tenant,
     may_go,
     next_spare,
+    rest,
     rest_below,
     slot_of,
 )
@@ -96,6 +97,8 @@ class Core:
         """By slot: pages reserved since the writer last looked."""
         self.upkeep = Upkeep(self.tree, components) if len(components) > 1 else None
         """Keeps what several components hold in step; one alone needs none."""
+        self._bared: list[Node] = []
+        """What they had beside full pages has gone since the last step."""
         self.counters = Counters()
         self.events = EventBuffer(config.event_buffer)
         self.operations = Operations(config.num_ranks, [c.name for c in components], clock)
@@ -281,6 +284,14 @@ class Core:
         if freed:
             self.counters.useless_pages += sum(num_pages(item.pages) for item in freed)
             self._give_back(freed)
+            self._bared += [item.node for item in freed if item.slot >= NUM_TIERS]
+
+    def settle(self) -> None:
+        """At the end of a step, when nobody is in the midst of a path: nodes that have full pages
+        alone now may be like those around them."""
+        bared, self._bared = self._bared, []
+        for node in bared:
+            rest(self.tree, node)
 
     def _give_back(self, freed: Sequence[Freed]) -> None:
         dropped = 0

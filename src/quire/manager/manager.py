@@ -343,7 +343,8 @@ class CacheManager:
         if last <= first:
             return 0
         mine = PageIds(private[: (last - first) * PAGE_ID_BYTES])
-        if lease.wish is None and core.tree.grow(tail, key, last, mine):
+        grows = lease.wish is None or lease.wish.num_stored is None
+        if grows and core.tree.grow(tail, key, last, mine):
             self._shared(lease, mine, last - first)
             self._committed(lease, tail, first)
             return last - first
@@ -416,6 +417,8 @@ class CacheManager:
             self.counters.overdue_operations += operations.expire(now)
         self._fetches.flush()
         self._writer.flush(now)
+        if self._states is not None:
+            core.settle()
         commands, core.outbox = core.outbox, []
         return commands
 
@@ -509,6 +512,7 @@ class CacheManager:
         """Extend a lease to what is now usable after its tail."""
         if lease.yielded:
             self._hold_host(lease)
+        if lease.yielded or lease.load_state is _LOAD_FAILED:  # `admit` looks again
             return
         first = lease.tail.end
         walk = self._core.tree.walk(lease.key, lease.tail)
@@ -526,7 +530,9 @@ class CacheManager:
     def _let_go_of_copies(self) -> None:
         """What was protected on the host while it was loaded need not be any more."""
         for lease in sorted(self.leases, key=lambda lease: lease.owner):
-            if not lease.yielded and not lease.loads:
+            # One that has FAILED names pages that go with its hold, until it is seen to.
+            is_failed = lease.load_state is _LOAD_FAILED
+            if not lease.yielded and not lease.loads and not is_failed:
                 self._repoint(lease, lease.tail, lease.device_tail)
 
     def _let_go_of_condemned(self) -> None:

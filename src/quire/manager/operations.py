@@ -25,6 +25,8 @@ from quire.types import OperationId, PageStatus
 
 COPY_TIMEOUT_S = 60.0
 """In which a copy between device and host ends, or is overdue."""
+SPARE_DEADLINES = 1024
+"""Of operations that have ended, beside as many as run: at more they are looked for."""
 _UNREPORTED = 255
 _BLANK = bytes([_UNREPORTED])
 _OK = PageStatus.OK
@@ -159,8 +161,15 @@ class Operations:
             op_id, kind, first, now, timeout_s, deadline_s, legs, set(legs), on_report, guards or []
         )
         self.num_running[kind] += 1
+        if len(self.deadlines) > 2 * len(self.running) + SPARE_DEADLINES:
+            self._drop_ended()
         heapq.heappush(self.deadlines, (deadline_s, op_id))
         return op
+
+    def _drop_ended(self) -> None:
+        """Of operations that have ended deadlines stay behind those of others that run for long."""
+        self.deadlines = [d for d in self.deadlines if d[1] in self.running]
+        heapq.heapify(self.deadlines)
 
     def transferred(self, report: Transferred) -> bool:
         """Take in a report. False: no such operation (any more)."""

@@ -9,10 +9,10 @@ import pytest
 
 from quire.config import WriteConfig, WritePolicy
 from quire.errors import LeaseError
-from quire.manager import Lease
+from quire.manager import Lease, Wish
 from quire.tree import Node
 from quire.types import Tier
-from support import PAGE, Rig, tokens_for
+from support import MIXES, PAGE, Rig, tokens_for
 
 
 def nodes(rig: Rig) -> list[tuple[int, int]]:
@@ -58,6 +58,28 @@ def test_pieces_leave_the_tree_that_a_whole_leaves_c39(
         assert rig.in_store(key)
         rig.manager.flush(Tier.DEVICE)
         assert rig.matched(key) == (0, 60)
+
+
+@pytest.mark.parametrize("policy", list(WritePolicy))
+@pytest.mark.parametrize("wish", [None, Wish(retain_s=60.0, level=1)])
+@pytest.mark.parametrize("mix", [mix for mix in MIXES if "recurrent" not in mix])
+def test_so_do_windows_and_what_is_to_be_kept_c39(
+    mix: str, wish: Wish | None, policy: WritePolicy
+) -> None:
+    """A page had its window when its copy came to rest, and nobody looked at it when that went: a
+    talk left a node for each page."""
+    rig = Rig(mix=mix, device=240, host=240, write=WriteConfig(policy=policy))
+    key = rig.doc(100, seed=1)
+    lease = rig.acquire(key, wish=wish)
+    for end in range(1, 101):
+        assert rig.manager.extend(lease, 1)
+        assert rig.manager.cover(lease, end)
+        rig.manager.commit(lease, key[:end])
+        rig.run()
+    rig.manager.release(lease)
+    rig.run()
+    assert rig.matched(key) == (100, 0)
+    assert len(nodes(rig)) <= 8
 
 
 def test_turns_of_a_conversation_do_not_pile_up_nodes_c39() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from quire.errors import LeaseError
-from quire.manager import LoadState
-from quire.messages import Backup, Load
+from quire.keys import PrefixKey
+from quire.manager import Lease, LoadState, Wish
+from quire.messages import Backup, Fetch, Load, PeerSource, Probe
 from quire.types import PageIds, PageStatus, Tier, page_array
 from support import FAILED, MIX_PARTS, OK, PAGE, Rig, tokens_for
 
@@ -347,6 +348,83 @@ def test_a_beginning_that_does_not_arrive_takes_all_behind_it_that_has_overtaken
     rig.run()
     assert rig.matched(key)[0] == 0
     assert not any(rig.used(Tier.DEVICE).values())
+
+
+def stand_on_what_overtook(rig: Rig, key: PrefixKey) -> tuple[Load, Lease]:
+    """The end of four pages has come before their beginning, which is still on its way: one who
+    counts on that end has loaded it, and the host's copies went as spare. The load that has not
+    come, and the one who counts on it."""
+    rig.cache(key[:4])
+    rig.manager.flush(Tier.DEVICE)
+    loading = [rig.acquire(key[:2]), rig.acquire(key[:4])]
+    for lease in loading:
+        rig.manager.load(lease)
+        rig.step()
+    first, second = rig.take_all(Load)
+    rig.answer(second)
+    for lease in loading:
+        rig.manager.release(lease)
+    lease = rig.acquire(key)
+    assert rig.manager.load(lease) == 4
+    rig.step()
+    assert rig.manager.flush(Tier.HOST) == 2
+    return first, lease
+
+
+def test_what_a_peer_brings_waits_for_who_stands_on_pages_that_did_not_arrive_c26() -> None:
+    """It came in the same step, and was hung under pages about to go: the engine ended."""
+    rig = Rig(store=False)
+    key = rig.doc(6, seed=1)
+    first, lease = stand_on_what_overtook(rig, key)
+    intake = rig.manager.offers.open(lease, 6, 10.0)
+    rig.manager.offers.take(intake, "full", 4, 2, PeerSource("peer", 7, 0, []))
+    rig.step()
+    fetch = rig.take(Fetch)
+    rig.step([*rig.reports(first, statuses=FAILED), *rig.reports(fetch, statuses=OK)])
+    assert lease.load_state is LoadState.FAILED
+    rig.manager.check_invariants()
+    rig.manager.release(lease)
+    rig.run()
+    assert rig.matched(key) == (0, 2)
+
+
+@pytest.mark.parametrize("num_kept", [None, 3])
+def test_room_made_for_another_moves_nobody_whose_load_has_failed_c11(num_kept: int | None) -> None:
+    """Its pages go when it lets go of them. They went before, and it still named them."""
+    rig = Rig(store=False)
+    key = rig.doc(4, seed=1)
+    first, lease = stand_on_what_overtook(rig, key)
+    if num_kept is not None:
+        lease.wish = Wish(retain_s=60.0, level=1, num_pages=num_kept)
+    rig.answer(first, statuses=FAILED)
+    assert lease.load_state is LoadState.FAILED
+    num_free = rig.free(Tier.DEVICE)
+    rig.manager._let_go_of_copies()  # as a stream that waits for room has it done
+    assert rig.free(Tier.DEVICE) == num_free
+    rig.manager.check_invariants()
+    rig.manager.release(lease)
+    rig.run()
+    assert rig.matched(key) == (0, 2)
+
+
+def test_what_the_store_brings_is_not_hung_under_pages_that_are_about_to_go_c11() -> None:
+    rig = Rig()
+    key = rig.doc(8, seed=1)
+    rig.cache_in_store(key)
+    first, lease = stand_on_what_overtook(rig, key[:4])
+    other = rig.acquire(key)
+    rig.manager.prefetch(other)
+    rig.step()
+    while rig.has(Probe):
+        rig.answer_all(Probe)
+    fetch = rig.take(Fetch)
+    rig.answer(first, statuses=FAILED)
+    rig.step(rig.reports(fetch, statuses=OK))
+    rig.manager.release(lease)
+    rig.manager.check_invariants()
+    rig.manager.release(other)
+    rig.run()
+    assert rig.matched(key) == (0, 2)
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from quire.components.base import is_ready
 from quire.keys import PrefixKey
 from quire.manager.core import Core
 from quire.manager.costs import CostModel
@@ -27,11 +28,12 @@ from quire.manager.fetches.base import (
 )
 from quire.manager.fetches.landing import Arrival, hindrance, land, obstacle
 from quire.manager.fetches.meter import Meter
-from quire.manager.lease import Lease
+from quire.manager.lease import Lease, LoadState
 from quire.manager.operations import Operation, OperationKind, OpState
 from quire.messages import Cancel, Fetch, PeerSource
 from quire.tree import NUM_TIERS, Node, Tenant, slot_of
 from quire.types import (
+    DEVICE,
     HOST,
     OperationId,
     PageIds,
@@ -264,6 +266,9 @@ class Intakes:
                 return  # what lies in front is still on its way
             if lease.private_pages:
                 return
+            if lease.load_state is LoadState.FAILED:  # it lets go of what it stands on first
+                self.fresh[intake] = None
+                return
             intake.first = lease.tail.end
             self._drop_behind(intake)
         first, last = intake.first, self.reach(intake)
@@ -322,11 +327,13 @@ class Intakes:
             self.free(component.index, [here.pop(page) for page in behind])
 
     def _anchor(self, intake: Intake) -> Node | None:
-        """What its pages hang under; None: it is gone."""
+        """What its pages hang under; None: it is gone, or about to go."""
         tree, first = self._core.tree, intake.first
         if intake.lease is not None:
             return intake.lease.tail
         if first == 0:
             return tree.root(intake.key)
         walk = tree.walk(intake.key[:first])
-        return tree.node_at(walk.nodes[-1], first) if walk.num_pages == first else None
+        if walk.num_pages < first or not is_ready(walk.nodes[-1], DEVICE, host=True):
+            return None
+        return tree.node_at(walk.nodes[-1], first)
