@@ -1,0 +1,8 @@
+"""`quire bench`: what users measure with. What a benchmark finds is a plain dict, as of --json."""
+
+from typing import Any
+
+Json = dict[str, Any]
+"""An object of a request, or of a line of a file."""
+Result = dict[str, Any]
+"""What a benchmark found."""

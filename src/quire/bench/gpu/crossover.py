@@ -11,14 +11,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from quire.bench import Result
 from quire.bench.gpu.driving import Drive, Tokens
 from quire.manager import Way
 from quire.progress import Count
 from quire.types import Tier
-
-Result = dict[str, Any]
 
 RATIOS = (0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
 _RIGHT = 1.05

@@ -8,7 +8,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +22,6 @@ from quire.engine.config import EngineConfig
 from quire.errors import StoreError
 from quire.progress import Progress
 from quire.types import Tier
-
-Result = dict[str, Any]
 
 _STORE_SIZE = "24GiB"
 

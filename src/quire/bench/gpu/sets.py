@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from quire.bench import Result
 from quire.bench.gpu.driving import Drive, Heard, Tokens
-from quire.bench.gpu.rig import Result, Rig
+from quire.bench.gpu.rig import Rig
 from quire.bench.gpu.times import GREEDY
 from quire.types import Tier
 

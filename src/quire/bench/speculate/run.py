@@ -15,10 +15,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from quire.bench import Result
 from quire.bench.gpu.driving import Drive
 from quire.bench.gpu.random_model import RandomModel, write_outline
 from quire.bench.speculate.imposed import Imposed, write_random_head
@@ -31,7 +32,6 @@ from quire.engine.messages import SamplingParams
 from quire.progress import Progress
 
 OFF = DraftKind.OFF.value
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
