@@ -10,11 +10,12 @@ from random import Random
 
 from quire.engine.config import Role
 from quire.keys import UnitKind
+from quire.progress import Ticks
 from quire.sim.apart import Apart
 from quire.sim.bandwidth import SimLinks
 from quire.sim.clock import VirtualClock
 from quire.sim.content import Oracle
-from quire.sim.drive import Ticks, drive
+from quire.sim.drive import drive
 from quire.sim.network import NetworkTrouble, SimNetwork
 from quire.sim.options import UnitMix
 from quire.sim.pd.client import Route, SimClients
