@@ -56,7 +56,7 @@ _AMOUNTS = {"read_bytes", "written_bytes", "skipped_pages", "probed_pages", "pro
 """Counters that say how much, not what went wrong."""
 
 RawClients = AbstractContextManager[list[RawClient]]
-Move = Callable[[Sequence[PageKey]], float]
+_Move = Callable[[Sequence[PageKey]], float]
 """Moves the pages; how long it took, in seconds."""
 
 
@@ -355,7 +355,7 @@ def _round(
     # The file store has many pages of a call on their way, direct I/O one: more threads call that.
     num_writers = CALLERS if bench.is_on_disk else LIMITS.write_threads
     writers, readers = clients[:num_writers], clients[: LIMITS.fetch_threads]
-    sides: dict[str, tuple[Move, Move]] = {"store": (bench.write, bench.read)}
+    sides: dict[str, tuple[_Move, _Move]] = {"store": (bench.write, bench.read)}
     if clients:
         sides["raw"] = partial(bench.raw, writers, puts=True), partial(bench.raw, readers)
     size = num_pages * bench.page_bytes

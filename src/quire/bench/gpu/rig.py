@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from quire.bench import anystore
-from quire.bench.gpu.driving import Drive, Tokens
+from quire.bench import TokenArray, anystore
+from quire.bench.gpu.driving import Drive
 from quire.bench.gpu.floors import MachineSpeed, Needs, measure
 from quire.bench.gpu.plan import GpuPlan
 from quire.bench.gpu.random_model import RandomModel, write_outline
@@ -48,7 +48,7 @@ class Rig:
         """By the size of their chunks; what closes them:"""
         self._opened = contextlib.ExitStack()
 
-    def prompt(self, length: int) -> Tokens:
+    def prompt(self, length: int) -> TokenArray:
         """One that nobody has seen."""
         return self._chance.integers(0, self.spec.vocab_size, length, dtype=np.int32)
 

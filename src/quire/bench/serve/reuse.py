@@ -22,7 +22,7 @@ import numpy.typing as npt
 from quire.bench import Json
 from quire.bench.serve.chatting import ChatAnswer
 
-Tokens = npt.NDArray[np.int64]
+_Tokens = npt.NDArray[np.int64]
 
 REORDERED = "the tools came in another order"
 OTHER_TOOLS = "the tools changed"
@@ -35,12 +35,12 @@ TEMPLATE = "the template wrote the history anew"
 class _Asked:
     messages: Sequence[Json]
     tools: Sequence[Json]
-    prompt: Tokens
+    prompt: _Tokens
 
 
 class Reuse:
     def __init__(self) -> None:
-        self._computed: list[Tokens] = []
+        self._computed: list[_Tokens] = []
         self._last: dict[str, _Asked] = {}
         self._broken: defaultdict[str, list[int]] = defaultdict(list)
         """By reason, the tokens that each turn lost."""
@@ -73,7 +73,7 @@ class Reuse:
         self.reached_tokens += min(sum((answer.cached or {}).values()), possible)
         self._computed.append(np.asarray([*answer.prompt_ids, *answer.output_ids], np.int64))
 
-    def _possible(self, prompt: Tokens, num_before: int) -> int:
+    def _possible(self, prompt: _Tokens, num_before: int) -> int:
         """One token at least is left to compute."""
         found = (_shared(prompt, other) for other in self._computed[:num_before])
         return min(max(found, default=0), max(0, len(prompt) - 1))
@@ -94,7 +94,7 @@ class Reuse:
 _END_TOKENS = 16
 
 
-def _shared(a: Tokens, b: Tokens) -> int:
+def _shared(a: _Tokens, b: _Tokens) -> int:
     size = min(len(a), len(b))
     different = np.flatnonzero(a[:size] != b[:size])
     return int(different[0]) if len(different) else size
