@@ -10,3 +10,5 @@ Share = Callable[[str, float], None]
 """Called with what is being done, and which part of it is done, from 0 to 1."""
 Count = Callable[[int, int], None]
 """Called with how much is done, and of how much."""
+Ticks = Callable[[int], None]
+"""Called now and then with how much is done, by who does not say of how much."""

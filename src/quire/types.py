@@ -8,7 +8,7 @@ bytes. Slicing is page arithmetic times four, joining a path is `b"".join`, a nu
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, NewType
 
 import numpy as np
@@ -19,6 +19,9 @@ PageKey = NewType("PageKey", bytes)
 
 PageIds = NewType("PageIds", bytes)
 """Pool page numbers, int32 little-endian, concatenated."""
+
+Clock = Callable[[], float]
+"""Seconds since whenever; only differences mean anything."""
 
 OperationId = NewType("OperationId", int)
 RequestId = NewType("RequestId", str)

@@ -70,7 +70,6 @@ def test_what_is_published_is_whole(source, tmp_path):
     assert "Typing :: Typed" in metadata.get_all("Classifier")
 
 
-@pytest.mark.long
 def test_a_wheel_in_an_empty_environment_serves(source, tmp_path):
     environ = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]

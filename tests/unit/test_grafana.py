@@ -1,20 +1,38 @@
-"""The dashboard and the alert rules ask for metrics, labels and events that there are."""
+"""The dashboard and the alert rules ask for metrics, labels and values of labels that there are."""
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from quire.engine.counters import SchedulerCounters
+from quire.engine.messages import CachedTokens
+from quire.manager.counters import Counters
+from quire.manager.operations import OperationKind
 from quire.router.metrics import ROUTER_METRICS
 from quire.server.metrics import METRICS
 from quire.server.notices import WELL
+from quire.types import PageStatus
 from quire.web.metrics import COUNTER, HISTOGRAM
 
 yaml = pytest.importorskip("yaml")
 FOLDER = Path(__file__).parents[2] / "deploy/grafana"
 SPECS = {spec.name: spec for spec in (*METRICS, *ROUTER_METRICS)}
 OURS = {"job", "le", "instance"}
+VALUES = {
+    ("quire_engine_events_total", "event"): {
+        *SchedulerCounters().snapshot(),
+        *(field.name for field in fields(Counters)),
+    },
+    ("quire_cached_tokens_total", "tier"): {*CachedTokens.__struct_fields__},
+    ("quire_faults_total", "operation"): {"audit", *OperationKind},
+    ("quire_faults_total", "status"): {status.name.lower() for status in PageStatus},
+    # Of the store's client: by kind, whatever the rest.
+    ("quire_store_events_total", "event"): {"read:.*", "written:.*", "error:.*", "declined:.*"},
+}
+"""What a label may be, where something asks for a value of it."""
 
 
 def asked(expression: str) -> None:
@@ -30,6 +48,9 @@ def asked(expression: str) -> None:
     for name, selector in re.findall(r"(quire_\w+)\{([^}]*)\}", expression):
         spec = SPECS.get(name) or SPECS[re.sub(r"_(bucket|sum|count)$", "", name)]
         assert set(re.findall(r"(\w+)\s*[=!]", selector)) <= {*spec.labels, *OURS}, expression
+        for label, _, value in re.findall(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"', selector):
+            if label != "job":
+                assert {*value.split("|")} <= {*VALUES[name, label]}, expression
     counters = [n for n in names if n in SPECS and SPECS[n].kind is COUNTER]
     if counters:
         assert re.search(r"\b(rate|increase)\(", expression), expression
@@ -63,3 +84,18 @@ def test_every_alert_asks_for_what_there_is():
         metric = re.search(r"quire_\w+", rule["expr"])[0]
         assert named <= set(SPECS[metric].labels)
     assert len({rule["alert"] for rule in rules}) == len(rules)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        'rate(quire_engine_events_total{event="audited_page"}[5m])',
+        'rate(quire_cached_tokens_total{tier!="store_lost"}[5m])',
+        'rate(quire_faults_total{operation="audits"}[5m])',
+        'rate(quire_faults_total{status!~"miss|canceled"}[5m])',
+        'rate(quire_store_events_total{event=~"reads:.*"}[5m])',
+    ],
+)
+def test_a_value_that_no_label_has_is_noticed(wrong):
+    with pytest.raises(AssertionError):
+        asked(wrong)

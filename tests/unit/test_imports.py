@@ -195,7 +195,7 @@ def test_the_core_takes_time_and_chance_from_its_constructors():
 
 def test_what_has_one_place_is_written_there_only():
     """Progress was defined fifteen times, and a child died with its parent in three ways."""
-    defined = {"Progress": [], "Share": [], "Count": []}
+    defined = {"Progress": [], "Share": [], "Count": [], "Ticks": []}
     for name, path in MODULES:
         for node in ast.parse(path.read_text()).body:
             for target in node.targets if isinstance(node, ast.Assign) else []:
@@ -204,3 +204,10 @@ def test_what_has_one_place_is_written_there_only():
     assert set(map(tuple, defined.values())) == {("quire.progress",)}
     leaving = [name for name, path in MODULES if "_EXIT_ORPHAN" in path.read_text()]
     assert leaving == ["quire.child"]
+    # Addresses that people give; keyfile only looks at one that has been asked already.
+    rooms = {"peer", "web", "server", "engine", "disagg", "settings"}
+    splitting = {name for name, path in MODULES if "urlsplit(" in path.read_text()}
+    assert {name for name in splitting if part_of(name) in rooms} == {
+        "quire.peer.address",
+        "quire.web.keyfile",
+    }

@@ -15,8 +15,8 @@ def test_every_name_stands_for_one_thing(capsys):
 
 def test_a_name_for_two_things_is_noticed():
     found = {"Plan": ["a.py", "b.py"], "Tree": ["tree.py"]}
-    (said,) = names.complaints("the class", found)
-    assert said == "the class Plan stands for several things: a.py, b.py: rename all but one"
+    (said,) = names.complaints("the type", found)
+    assert said == "the type Plan stands for several things: a.py, b.py: rename all but one"
 
 
 def test_rooms_commands_and_what_a_package_is_about_may_share_a_name():
@@ -24,3 +24,15 @@ def test_rooms_commands_and_what_a_package_is_about_may_share_a_name():
     assert not found.keys() & {"base", "run", "report"}
     assert "cli/store.py" not in found.get("store", [])
     assert "tree/tree.py" not in found.get("tree", [])
+
+
+def test_names_that_stand_for_a_type_are_seen_and_type_variables_are_not():
+    source = "Answer = dict[str, int]\nLIMIT = 3\n_Own = int\nT = TypeVar('T')\nclass Plan: ...\n"
+    assert names.types_of(source) == ["Answer", "Plan"]
+
+
+def test_what_is_still_to_be_renamed_is_there():
+    """The list shrinks: who renames one takes it out."""
+    for name, places in names.UNTIL_RENAMED.items():
+        for place in places:
+            assert name in names.types_of((names.PACKAGE / place).read_text()), (name, place)

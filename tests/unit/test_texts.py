@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from engine_support import TinyEngine
+from quire.cli.app import app
 from quire.engine import process
 from quire.engine.messages import EngineStartFailed, Finish
 from quire.errors import StoreError
@@ -82,11 +84,12 @@ def test_the_table_of_statuses_has_every_status():
     table = (ROOT / "docs/serving.md").read_text()
     listed = {int(code) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.M)
               for code in row.split(",")}  # fmt: skip
-    rooms = ("server", "web", "text")
+    rooms = ("server", "web", "text", "router")
     sources = [path for room in rooms for path in (ROOT / "src/quire" / room).rglob("*.py")]
-    raised = {int(code) for path in sources
-              for code in re.findall(r"ApiError\(\s*(\d{3})", path.read_text())}  # fmt: skip
-    assert {400, 404, 429, 503} <= raised <= listed
+    text = "\n".join(path.read_text() for path in sources)
+    said = re.findall(r"ApiError\(\s*\d{3}|refusal\b.*", text)
+    raised = {int(code) for found in said for code in re.findall(r"\b\d{3}\b", found)}
+    assert {400, 404, 409, 429, 502, 503} <= raised <= listed
 
 
 def test_a_timeout_names_the_time_that_was_asked_for():
@@ -118,9 +121,12 @@ def test_a_server_that_is_down_runs_nothing_and_one_that_is_back_is_said(caplog)
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(
-    "arguments", [(), ("serve",), ("config",), ("sim", "run"), ("store", "ls")]
-)
+def commands_below(command, *above: str) -> list[tuple[str, ...]]:
+    below = getattr(command, "commands", {})
+    return [above, *(each for name in below for each in commands_below(below[name], *above, name))]
+
+
+@pytest.mark.parametrize("arguments", commands_below(typer.main.get_command(app)), ids=" ".join)
 def test_a_switch_takes_no_value_in_the_help(quire, arguments):
     said = quire(*arguments, "-h").out
     assert "--help" in said

@@ -15,7 +15,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quire.bench.gpu.driving import Drive, Heard, Tokens
+from quire.bench import TokenArray
+from quire.bench.gpu.driving import Drive, Heard
 from quire.engine.messages import CachedTokens
 from quire.types import Tier
 
@@ -32,7 +33,7 @@ CASES: dict[str, tuple[str | None, tuple[Tier, ...]]] = {
 
 def measure(
     drive: Drive,
-    prompts: Sequence[Tokens],
+    prompts: Sequence[TokenArray],
     output_tokens: int,
     page_size: int,
     progress: Callable[[int], None] = lambda done: None,

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from evidence.cost import summed_up
-from quire.bench.gpu.driving import Drive, Tokens, greedy
+from quire.bench import TokenArray
+from quire.bench.gpu.driving import Drive, greedy
 
 Result = dict[str, Any]
 
@@ -28,7 +29,7 @@ _PAUSE_S = 0.03
 
 def measure(
     drives: dict[str, Drive],
-    prompts: Sequence[Tokens],
+    prompts: Sequence[TokenArray],
     output_tokens: int,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Result:
@@ -51,7 +52,7 @@ def measure(
 class _Meter:
     """Time that one engine takes for one request."""
 
-    def __init__(self, drive: Drive, prompt: Tokens, output_tokens: int) -> None:
+    def __init__(self, drive: Drive, prompt: TokenArray, output_tokens: int) -> None:
         self._drive = drive
         self._total_s = self._cpu_s = self._ttft_s = 0.0
         with self._counted():

@@ -20,7 +20,8 @@ import numpy as np
 from evidence.hybrid import hits, overhead
 from evidence.hybrid.model import NAME, write_model
 from evidence.hybrid.overhead import WITH, WITHOUT
-from quire.bench.gpu.driving import Drive, Tokens
+from quire.bench import TokenArray
+from quire.bench.gpu.driving import Drive
 from quire.config import PrefetchPolicy
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig
@@ -141,10 +142,10 @@ class _Run:
         length = max(2 * plan.page_size, plan.tokens // _WARM_UP_SHARE)
         hits.measure(drive, [self._prompt(length)], 2, plan.page_size)
 
-    def _prompts(self, count: int) -> list[Tokens]:
+    def _prompts(self, count: int) -> list[TokenArray]:
         return [self._prompt(self._plan.tokens) for _ in range(count)]
 
-    def _prompt(self, length: int) -> Tokens:
+    def _prompt(self, length: int) -> TokenArray:
         return self._chance.integers(0, self._shape.vocab_size, length, dtype=np.int32)
 
     @contextlib.contextmanager

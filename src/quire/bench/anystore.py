@@ -14,6 +14,7 @@ first is worth falls out of it.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import random
@@ -29,7 +30,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from quire.bench.raw import RawBucket, RawClient, RawDisk, RawPool, RawRedis, join_pool
-from quire.bench.stats import paired, quartiles
+from quire.bench.stats import percentile
 from quire.errors import StoreError
 from quire.progress import Count
 from quire.sizes import format_bytes
@@ -55,7 +56,7 @@ _AMOUNTS = {"read_bytes", "written_bytes", "skipped_pages", "probed_pages", "pro
 """Counters that say how much, not what went wrong."""
 
 RawClients = AbstractContextManager[list[RawClient]]
-Move = Callable[[Sequence[PageKey]], float]
+_Move = Callable[[Sequence[PageKey]], float]
 """Moves the pages; how long it took, in seconds."""
 
 
@@ -244,11 +245,11 @@ def summary(
     for way in ("write", "read"):
         entry[way] = {"store_gb_s": statistics.median(sample[f"store_{way}"] for sample in samples)}
         if raw:
-            ratios = paired([sample[f"store_{way}"] / sample[f"raw_{way}"] for sample in samples])
+            ratios = _paired([sample[f"store_{way}"] / sample[f"raw_{way}"] for sample in samples])
             entry[way] |= {
                 "raw_gb_s": statistics.median(sample[f"raw_{way}"] for sample in samples),
                 "ratio": statistics.median(ratios),
-                "ratio_quartiles": quartiles(ratios),
+                "ratio_quartiles": [percentile(ratios, share) for share in (0.25, 0.75)],
                 "ratio_min": min(ratios),
                 "ratio_max": max(ratios),
             }
@@ -354,7 +355,7 @@ def _round(
     # The file store has many pages of a call on their way, direct I/O one: more threads call that.
     num_writers = CALLERS if bench.is_on_disk else LIMITS.write_threads
     writers, readers = clients[:num_writers], clients[: LIMITS.fetch_threads]
-    sides: dict[str, tuple[Move, Move]] = {"store": (bench.write, bench.read)}
+    sides: dict[str, tuple[_Move, _Move]] = {"store": (bench.write, bench.read)}
     if clients:
         sides["raw"] = partial(bench.raw, writers, puts=True), partial(bench.raw, readers)
     size = num_pages * bench.page_bytes
@@ -374,3 +375,11 @@ def _round(
             bench.empty()
         rates[f"{side}_{way}"] = size / seconds / 1e9
     return rates
+
+
+def _paired(ratios: Sequence[float]) -> list[float]:
+    """One for each two rounds, in which the other side went first: their geometric mean, in which
+    what being first is worth falls out. Of an odd number the last is left out; one is all there
+    is."""
+    pairs = zip(ratios[::2], ratios[1::2], strict=False)
+    return [math.sqrt(first * second) for first, second in pairs] or list(ratios)

@@ -94,7 +94,7 @@ def longdoc(
     return CoreWorkload("longdoc", prompts, documents * questions, device_tokens)
 
 
-def run(*, rounds: int = 5, progress: Progress | None = None) -> dict[str, Any]:
+def run(*, rounds: int = 5, progress: Progress = lambda what, done, total: None) -> dict[str, Any]:
     """All workloads, with and without a store, in alternation.
 
     The figure is the fastest round: what else happens on the machine only ever adds.
@@ -129,7 +129,7 @@ def measure(
     store: bool,
     piece: int | None = None,
     before: Callable[[StepTimer, Namespace], None] | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda what, done, total: None,
 ) -> dict[str, float]:
     """`piece`: pages per commit; None: all at once. `before`: what is done before, uncounted."""
     device_pages = workload.device_tokens // PAGE_SIZE
@@ -153,8 +153,7 @@ def measure(
     for done, tokens in enumerate(workload.prompts(), start=1):
         reused += serve(timer, namespace, tokens, piece)
         asked += len(tokens) // PAGE_SIZE
-        if progress is not None:
-            progress(label, done, workload.num_requests)
+        progress(label, done, workload.num_requests)
     return {
         "us_per_request": round(timer.spent_s / workload.num_requests * 1e6, 1),
         "hit_rate": round(reused / max(1, asked), 3),
@@ -193,10 +192,8 @@ class StepTimer:
 
     def __init__(self, manager: CacheManager, worker: InstantWorker) -> None:
         self.manager = manager
-        self.spent_s = 0.0
         self._worker = worker
-        self._begun_s = 0.0
-        self._reading_s = 0.0
+        self.spent_s = self._begun_s = self._reading_s = 0.0
         self._reading_s = statistics.median(self._count_nothing() for _ in range(1000))
         self.spent_s = 0.0
 
@@ -207,10 +204,10 @@ class StepTimer:
         self.spent_s += time.process_time() - self._begun_s - self._reading_s
 
     def _count_nothing(self) -> float:
-        before = self.spent_s
+        self.spent_s = 0.0
         self.start()
         self.stop()
-        return self.spent_s - before
+        return self.spent_s
 
     def step_until_quiet(self) -> None:
         commands = self.manager.step()

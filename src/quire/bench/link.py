@@ -42,7 +42,6 @@ class Link:
         """`size_bytes`: of each copy, in whole pages."""
         self._count = count = max(2, size_bytes // layout.page_bytes)
         self.size_bytes = count * layout.page_bytes
-        self._where = device
         self.device = DevicePool.allocate(layout, 2 * count, device)
         self.host = HostPool(
             layout, 2 * count, pin_for=self.device.device if device.type == "cuda" else None
@@ -80,8 +79,8 @@ class Link:
 
     def wait(self) -> None:
         """Until the device has done what it was told."""
-        if self._where.type == "cuda":
-            torch.cuda.synchronize(self._where)
+        if self.device.device.type == "cuda":
+            torch.cuda.synchronize(self.device.device)
 
     def _some(self, order: PageOrder, half: int, chance: np.random.Generator) -> PageIds:
         pages = np.arange(self._count)

@@ -48,8 +48,7 @@ def _new_canvas(inches: tuple[float, float]) -> tuple[Figure, Axes]:
     figure = Figure(figsize=inches, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)
     axes.set_axisbelow(True)
     return figure, axes

@@ -10,9 +10,8 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from quire.bench import Result
 from quire.sizes import format_bytes
-
-Result = dict[str, Any]
 
 
 def new_table(title: str | None = None) -> Table:
@@ -21,21 +20,19 @@ def new_table(title: str | None = None) -> Table:
 
 
 Show = Callable[[Any], str]
-Columns = Sequence[tuple[str, Show]]
-"""Each with its name, and what it shows of a row."""
 
 
 def table(
     title: str | None,
     rows: Sequence[Any],
-    columns: Columns,
+    columns: Sequence[tuple[str, Show]],
     *,
     names: int = 1,
     wraps: bool = False,
     total_below: bool = False,
 ) -> RenderableType:
-    """The first `names` columns say which row it is, in one line if not `wraps`. `total_below`: the
-    last row is of all."""
+    """`columns`: each with its name, and what it shows of a row; the first `names` say which row it
+    is, in one line if not `wraps`. `total_below`: the last row is of all."""
     shown = new_table(title)
     for number, (name, _) in enumerate(columns):
         is_name = number < names

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,16 +50,3 @@ def ratio(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> d
         low, high = np.quantile(estimate(*drawn), (tail, 1 - tail))
         found[name] = {"ratio": float(estimate(*pairs)), "low": float(low), "high": float(high)}
     return found
-
-
-def paired(ratios: Sequence[float]) -> list[float]:
-    """One for each two rounds, in which the other side went first: their geometric mean, in which
-    what being first is worth falls out. Of an odd number the last is left out; one is all there
-    is."""
-    pairs = zip(ratios[::2], ratios[1::2], strict=False)
-    return [math.sqrt(first * second) for first, second in pairs] or list(ratios)
-
-
-def quartiles(values: Sequence[float]) -> list[float]:
-    """The first and the third."""
-    return [percentile(values, 0.25), percentile(values, 0.75)]

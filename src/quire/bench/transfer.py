@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
 
 import torch
 
+from quire.bench import Result
 from quire.bench.link import BOTH, CopyWay, Link, PageOrder
 from quire.memory.page_layout import InnerLayout, PageLayout, llama_3_1_8b, smollm2_135m
 from quire.progress import Count
@@ -24,7 +24,6 @@ SHAPES: dict[str, Callable[[int, str], PageLayout]] = {
     "llama-3.1-8b": llama_3_1_8b,
     "smollm2-135m": smollm2_135m,
 }
-Result = dict[str, Any]
 
 _DEFAULT_COPY_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 

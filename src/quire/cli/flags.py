@@ -121,7 +121,7 @@ def _optional(name: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, kind, default=None, annotation=annotation)
 
 
-Child = Annotated[
+IsChild = Annotated[
     bool,
     typer.Option(
         "--child", hidden=True, help="Ends with standard input; says in JSON that it is ready."

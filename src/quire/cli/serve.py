@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @flags.taking()
 def serve(
     given: flags.Given,
-    child: flags.Child = False,
+    child: flags.IsChild = False,
 ) -> None:
     """Serve a model over an OpenAI-compatible API, with all tiers of the cache."""
     loaded = given.loaded()

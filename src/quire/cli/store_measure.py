@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quire.bench.doctor import ProfiledMachine
     from quire.replay.profile import Profile
 
-Url = Annotated[
+_Url = Annotated[
     str, typer.Argument(metavar="URL", help="Such as redis://cache:6379.", show_default=False)
 ]
 Total = Annotated[str, typer.Option(metavar="SIZE", help="Bytes written and read, at most.")]
@@ -33,7 +33,7 @@ BLOCK = 4096
 
 
 def bench(
-    url: Url,
+    url: _Url,
     total: Total = "128MiB",
     page: Page = "2MiB",
     rounds: Rounds = 12,
@@ -67,7 +67,7 @@ def compare(url: str, total: str, pages: Sequence[str], rounds: int) -> list[dic
 
 
 def doctor(
-    url: Url,
+    url: _Url,
     total: Total = "64MiB",
     page: Page = "1MiB",
     profile: Annotated[

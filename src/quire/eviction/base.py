@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quire.tree import Holding
 
 Evictable = Callable[["Holding"], bool]
-Link = Union["Holding", "EvictionQueue"]
+_Link = Union["Holding", "EvictionQueue"]
 """What a link of a queue may point at."""
 
 
@@ -31,8 +31,8 @@ class EvictionQueue:
 
     def __init__(self) -> None:
         # The queue is its own sentinel: an empty one points at itself.
-        self._prev: Link = self
-        self._next: Link = self
+        self._prev: _Link = self
+        self._next: _Link = self
 
     def push_hot(self, holding: Holding) -> None:
         last = self._prev
@@ -65,13 +65,13 @@ class EvictionQueue:
         return None if last is self else cast("Holding", last)
 
     def __iter__(self) -> Iterator[Holding]:
-        at: Link | None = self._next
+        at: _Link | None = self._next
         while at is not self:
             holding = cast("Holding", at)
             yield holding
             at = holding._next
 
-    def _link(self, before: Link, holding: Holding, after: Link) -> None:
+    def _link(self, before: _Link, holding: Holding, after: _Link) -> None:
         holding._prev = before
         holding._next = after
         before._next = holding

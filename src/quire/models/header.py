@@ -26,13 +26,13 @@ _SCALARS = {
 }  # fmt: skip
 _SPLIT_NAME = re.compile(r"-\d{5}-of-\d{5}$")
 
-Value = int | float | str
+_Value = int | float | str
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
     architecture: str
-    fields: dict[str, Value]
+    fields: dict[str, _Value]
     """Scalars and strings; arrays are left out."""
     tensors: frozenset[str]
     kinds: frozenset[int]
@@ -81,7 +81,7 @@ class _Cursor:
             raise struct.error("past the end")
         return start
 
-    def value(self) -> Value | None:
+    def value(self) -> _Value | None:
         """None for an array."""
         kind = self.count("<I")
         if kind == _STRING:
@@ -102,7 +102,7 @@ def _read(path: Path, cursor: _Cursor) -> GGUFHeader:
     if version not in _VERSIONS:
         raise ModelError(f"{path} is of GGUF version {version}; versions 2 and 3 can be read")
     num_tensors, num_fields = cursor.count(), cursor.count()
-    fields: dict[str, Value] = {}
+    fields: dict[str, _Value] = {}
     for _ in range(num_fields):
         key, value = cursor.text(), cursor.value()
         if value is not None:

@@ -1,4 +1,4 @@
-"""Addresses of peers, `scheme://host:port`: reading, writing, and filling in an open host."""
+"""Addresses, `scheme://host:port`: reading, writing, and filling in an open host."""
 
 from __future__ import annotations
 
@@ -10,18 +10,30 @@ from quire.errors import ConfigError
 
 def split_address(address: str) -> tuple[str, str, int]:
     """Scheme, host, port. Raises ConfigError, with the form it should have."""
+    scheme, host, port = split_open_address(address)
+    if port is None:
+        raise _not_an_address(address)
+    return scheme, host, port
+
+
+def split_open_address(address: str) -> tuple[str, str, int | None]:
+    """The same of an address that may go without a port, as servers' do."""
     try:
         parts = urlsplit(address)
         port = parts.port
     except ValueError:
-        parts, port = urlsplit(""), None
+        raise _not_an_address(address) from None
     rest = (parts.path, parts.query, parts.fragment, parts.username)
-    if not parts.scheme or not parts.hostname or port is None or any(rest):
-        raise ConfigError(
-            f"{address[:100]!r} is not the address of a peer: write tcp://host:port, "
-            "with an IPv6 host in brackets"
-        )
+    if not parts.scheme or not parts.hostname or any(rest):
+        raise _not_an_address(address)
     return parts.scheme, parts.hostname, port
+
+
+def _not_an_address(text: str) -> ConfigError:
+    return ConfigError(
+        f"{text[:100]!r} is not the address of a peer: write tcp://host:port, "
+        "with an IPv6 host in brackets"
+    )
 
 
 def join_address(scheme: str, host: str, port: int | None) -> str:

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from quire.replay.trace import Trace
 
-Room = Callable[[float], int]
+RoomAt = Callable[[float], int]
 """Pages there is room for when that share of the trace's time is over."""
 
 
@@ -94,7 +94,7 @@ class Belady:
                 del held[-page]
 
 
-def hits_of(bound: Bound, trace: Trace, room: Room) -> int:
+def hits_of(bound: Bound, trace: Trace, room: RoomAt) -> int:
     """Pages found by all requests together."""
     size, total = -1, 0
     for index, row in enumerate(trace.rows):

@@ -40,7 +40,7 @@ from quire.errors import ConfigError, EngineError
 from quire.progress import Progress
 from quire.replay.profile import Profile
 
-Times = dict[str, list[float]]
+_Times = dict[str, list[float]]
 """Tier → median seconds, by length."""
 
 LENGTHS = 3
@@ -88,7 +88,7 @@ def profile_of(
     samples: Sequence[dict[str, float]],
 ) -> Profile:
     """`samples`: seconds by tier ("computed", "device", "host", "store"), one for each length."""
-    times: Times = {tier: [sample[tier] for sample in samples] for tier in samples[0]}
+    times: _Times = {tier: [sample[tier] for sample in samples] for tier in samples[0]}
     fixed_s = min(times["device"])
     s_per_token, s_per_pair = _fit(lengths, [t - fixed_s for t in times["computed"]])
     size = (lengths[-1] - lengths[0]) * bytes_per_token

@@ -7,7 +7,6 @@ ends before the next begins; what many running requests would occupy is held by 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,13 +15,11 @@ from quire.config import CacheConfig, PrefetchConfig, PrefetchPolicy, WriteConfi
 from quire.eviction import EvictionKind
 from quire.keys import Namespace, PrefixKey
 from quire.manager import CacheManager, Lease
+from quire.progress import Ticks
 from quire.replay.occupancy import Occupancy
 from quire.replay.trace import Trace, TraceRow
 from quire.types import RequestId, num_pages
 from quire.worker.instant import InstantWorker
-
-Ticks = Callable[[int], None]
-"""Called now and then with the number of requests done."""
 
 _PROGRESS_EVERY = 64
 _CHUNK_TOKENS = 2048

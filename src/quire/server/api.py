@@ -16,7 +16,7 @@ from quire.engine.config import Role
 from quire.server.admin import admin_router
 from quire.server.answers import Answering, ChoicesAnswer
 from quire.server.formats import ChatFormat, CompletionFormat
-from quire.server.generation import Starting, run_chat, run_completion
+from quire.server.generation import StartedRun, run_chat, run_completion
 from quire.server.incoming import Caller, prefill_of, read_body
 from quire.server.openapi import STREAMED, describe_body, described
 from quire.server.requests import (
@@ -205,7 +205,7 @@ def open_router(service: Service) -> APIRouter:
 async def _send(
     service: Service,
     request: Request,
-    starting: Starting,
+    starting: StartedRun,
     answering: Answering,
     *,
     is_stream: bool | None,
@@ -224,7 +224,7 @@ async def _send(
     return EventStream(events, aborts, unexpected, waiting_s=service.config.waiting_s)
 
 
-async def _whole(starting: Starting, answering: Answering) -> bytes:
+async def _whole(starting: StartedRun, answering: Answering) -> bytes:
     async with starting as running:
         answer = answering.whole(running)
         async for piece in running.pieces:
@@ -232,7 +232,7 @@ async def _whole(starting: Starting, answering: Answering) -> bytes:
     return answer.encoded()
 
 
-async def _events(starting: Starting, answering: Answering) -> AsyncGenerator[bytes, None]:
+async def _events(starting: StartedRun, answering: Answering) -> AsyncGenerator[bytes, None]:
     """Closed early, it ends what is still computed."""
     async with starting as running:
         answer = answering.streamed(running)

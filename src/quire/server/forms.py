@@ -114,7 +114,7 @@ _NULL = {"type": "null"}
 _SALT_SCHEMA = {"type": "string", "pattern": f"^[!-~]{{1,{MAX_SALT_CHARS}}}$"}
 _STOP_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 
-Prompt = Annotated[
+PromptField = Annotated[
     str | list[str] | list[int] | list[list[int]],
     *shaped(
         _check_prompt,
@@ -153,7 +153,7 @@ ResponseFormat = Annotated[
         _NULL,
     ),
 ]
-Stop = Annotated[
+StopField = Annotated[
     list[str],
     *shaped(
         _check_stop,
@@ -176,4 +176,4 @@ LogitBias = Annotated[
         _NULL,
     ),
 ]
-Seed = Annotated[int, Field(ge=-_INT64, lt=_INT64)]
+SeedField = Annotated[int, Field(ge=-_INT64, lt=_INT64)]

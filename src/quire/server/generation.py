@@ -57,7 +57,7 @@ class Running(NamedTuple):
     """What each choice begins with; none: nothing is echoed."""
 
 
-Starting = AbstractAsyncContextManager[Running]
+StartedRun = AbstractAsyncContextManager[Running]
 """A request that is begun when the block is entered."""
 
 

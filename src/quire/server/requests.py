@@ -21,11 +21,11 @@ from quire.server.caching import CacheControl
 from quire.server.forms import (
     LogitBias,
     OnePrompt,
-    Prompt,
+    PromptField,
     ResponseFormat,
     Salt,
-    Seed,
-    Stop,
+    SeedField,
+    StopField,
     Timeout,
     TokenId,
 )
@@ -38,7 +38,7 @@ MAX_SEQUENCES = 128
 MAX_STOP_IDS = 64
 MAX_LOGPROBS = 20
 MAX_PRIORITY = 1000
-Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+PriorityField = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 MAX_DETOKENIZED = 1 << 20
 MAX_CONTINUED = 1 << 20
 COMPLETION_TOKENS = 16
@@ -65,8 +65,8 @@ class GenerationRequest(Body):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: LogitBias = Field(default_factory=dict)
-    seed: Seed | None = None
-    stop: Stop = Field(default_factory=list)
+    seed: SeedField | None = None
+    stop: StopField = Field(default_factory=list)
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
     ignore_eos: bool | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -79,7 +79,7 @@ class GenerationRequest(Body):
     prompt_cache_key: str | None = None
     """Routers send equal ones to one server."""
     prompt_cache_retention: str | None = None
-    priority: Priority | None = None
+    priority: PriorityField | None = None
     return_token_ids: bool | None = None
     """Those of the prompt and of the answer, beside the text."""
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -188,7 +188,7 @@ class ChatRequest(GenerationRequest, TemplateRequest):
 
 
 class CompletionRequest(GenerationRequest):
-    prompt: Prompt
+    prompt: PromptField
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: int | None = None
@@ -290,7 +290,7 @@ class KeysRequest(TemplateRequest):
     )
     """For its schema: nothing is wrong with the others."""
 
-    prompt: Prompt | None = None
+    prompt: PromptField | None = None
     """Of several, the first one's keys are answered."""
     messages: Messages | None = None
     cache_salt: Salt = None

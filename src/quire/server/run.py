@@ -40,7 +40,7 @@ from quire.web.connections import GuardedConfig
 from quire.web.listening import Server, Stop, bind, finish_first, stop_signals, traced, url_of
 from quire.web.routes import Enrolment, enrolled
 
-OnReady = Callable[[str, EngineInfo], None]
+_OnReady = Callable[[str, EngineInfo], None]
 
 _ANSWER_S = 2.0
 """For answers already made to reach their clients, once nothing more is computed."""
@@ -51,7 +51,7 @@ logger = logging.getLogger("quire.server")
 async def serve(
     engine_config: EngineConfig,
     server_config: ServerConfig,
-    on_ready: OnReady,
+    on_ready: _OnReady,
     on_progress: Share | None = None,
 ) -> int:
     """The exit code. Raises ConfigError, EngineError or ModelError when it cannot start."""
@@ -136,7 +136,7 @@ async def _serve(
     client: EngineClient,
     listener: socket.socket,
     stop: Stop,
-    on_ready: OnReady,
+    on_ready: _OnReady,
 ) -> int:
     server = Server(GuardedConfig(app_of(service), service.config))
     try:

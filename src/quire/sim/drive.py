@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from quire.progress import Ticks
 from quire.sim.report import SimulationError
-
-Ticks = Callable[[int], None]
-"""Called now and then with the number of steps done."""
 
 _PROGRESS_EVERY = 256
 

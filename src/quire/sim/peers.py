@@ -19,7 +19,7 @@ from quire.sim.bandwidth import SimLinks, SimPassage
 from quire.sim.content import Pools, content_of
 from quire.types import OperationId, Tier
 
-OnFree = Callable[[int, OperationId, str, int], None]
+_OnFree = Callable[[int, OperationId, str, int], None]
 """(rank, operation, component, pages)"""
 
 
@@ -39,7 +39,7 @@ class _Grant:
     component: str
     pages: list[int]
     num_readers: int = 0
-    on_free: OnFree | None = None
+    on_free: _OnFree | None = None
     """Set: CLOSING."""
 
     def gone(self) -> None:
@@ -62,7 +62,7 @@ class Serving:
     def grant(self, rank: int, op: OperationId, component: str, pages: list[int]) -> None:
         self._open[rank, op, component] = _Grant(rank, op, component, pages)
 
-    def revoke(self, rank: int, op: OperationId, on_free: OnFree) -> None:
+    def revoke(self, rank: int, op: OperationId, on_free: _OnFree) -> None:
         """No more readers; on_free is called once, when the last has left."""
         for name in [n for n in self._open if n[0] == rank and n[1] == op]:
             grant = self._open.pop(name)

@@ -12,12 +12,13 @@ from random import Random
 from quire.manager import CacheManager, Way
 from quire.manager.inspection import inspect
 from quire.messages import encode
+from quire.progress import Ticks
 from quire.sim.apart import Apart
 from quire.sim.audit import EventMirror, audit
 from quire.sim.clock import VirtualClock
 from quire.sim.compute import Compute
 from quire.sim.content import Oracle, Pools
-from quire.sim.drive import Ticks, drive
+from quire.sim.drive import drive
 from quire.sim.engine import SimEngine
 from quire.sim.faults import RandomFaults
 from quire.sim.latency import Latency

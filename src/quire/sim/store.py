@@ -13,7 +13,7 @@ from random import Random
 
 from quire.types import NO_PARENT, Owner, PageKey, PageStatus
 
-ObjectName = tuple[PageKey, str, int]
+_ObjectName = tuple[PageKey, str, int]
 _STEP = 1 << 20
 """Between two uses: more than a prefix has pages."""
 
@@ -21,7 +21,7 @@ _STEP = 1 << 20
 @dataclass(slots=True)
 class _Object:
     content: int
-    parent: ObjectName | None
+    parent: _ObjectName | None
     used: int
     owner: str
 
@@ -29,7 +29,7 @@ class _Object:
 class SimStore:
     def __init__(self, max_objects: int = 0) -> None:
         """`max_objects` = 0: as many as come."""
-        self._objects: dict[ObjectName, _Object] = {}
+        self._objects: dict[_ObjectName, _Object] = {}
         self._max_objects = max_objects
         self._now = 0
         self.evicted = 0
@@ -39,7 +39,7 @@ class SimStore:
 
     def put(
         self,
-        name: ObjectName,
+        name: _ObjectName,
         content: int,
         parent: PageKey | None = None,
         owner: Owner | None = None,
@@ -72,7 +72,7 @@ class SimStore:
         del self._objects[coldest]
         return True
 
-    def get(self, name: ObjectName) -> int | None:
+    def get(self, name: _ObjectName) -> int | None:
         found = self._objects.get(name)
         return None if found is None else found.content
 
@@ -95,11 +95,11 @@ class SimStore:
 
     def num_usable(self) -> int:
         """Objects that all are there of what they need."""
-        known: dict[ObjectName, bool] = {}
+        known: dict[_ObjectName, bool] = {}
 
-        def is_usable(name: ObjectName) -> bool:
-            path: list[ObjectName] = []
-            at: ObjectName | None = name
+        def is_usable(name: _ObjectName) -> bool:
+            path: list[_ObjectName] = []
+            at: _ObjectName | None = name
             while at is not None and at not in known and at in self._objects:
                 path.append(at)
                 at = self._objects[at].parent
@@ -112,7 +112,7 @@ class SimStore:
     def clear(self) -> None:
         self._objects.clear()
 
-    def objects(self) -> Iterator[tuple[ObjectName, int]]:
+    def objects(self) -> Iterator[tuple[_ObjectName, int]]:
         """All that is there, and what it contains."""
         return ((name, found.content) for name, found in self._objects.items())
 
@@ -138,7 +138,7 @@ class SimStores:
             self._stores[url] = SimStore(self._max_objects)
         return self._stores[url]
 
-    def objects(self) -> Iterator[tuple[ObjectName, int]]:
+    def objects(self) -> Iterator[tuple[_ObjectName, int]]:
         for store in self._stores.values():
             yield from store.objects()
 

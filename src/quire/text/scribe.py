@@ -18,13 +18,13 @@ from quire.text.prompting import Prompt, Prompting
 from quire.text.reading import fed
 from quire.text.tools import (
     Call,
-    Event,
     Malformed,
     Parser,
     Plain,
     Reason,
     Reasoning,
     Text,
+    TextEvent,
     Tools,
 )
 
@@ -152,7 +152,7 @@ class Scribe:
         is_shown = token in self._shown
         return self._vocabulary.name(token) if is_shown else self._vocabulary.text(token)
 
-    def _say(self, events: list[Event], said: list[Said], malformed: list[Reason]) -> None:
+    def _say(self, events: list[TextEvent], said: list[Said], malformed: list[Reason]) -> None:
         for event in events:
             if self._is_one_call and self._num_calls:
                 return  # one call, and nothing after it

@@ -33,7 +33,7 @@ _AGAIN = (408, 429, 500, 502, 503, 504)
 
 logger = logging.getLogger("quire.events")
 
-Outcome = Callable[[str, int], None]
+_Outcome = Callable[[str, int], None]
 """Told of spans that are exported, dropped or refused."""
 
 
@@ -44,7 +44,7 @@ class Exporter:
         self,
         url: str,
         resource: Mapping[str, Attribute],
-        count: Outcome,
+        count: _Outcome,
         *,
         every_s: float = EVERY_S,
         max_waiting: int = MAX_WAITING,

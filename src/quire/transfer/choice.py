@@ -25,7 +25,8 @@ import torch
 
 from quire.errors import ConfigError, WorkerError
 from quire.transfer.kinds import MoverKind
-from quire.transfer.movers import Ends, IndexMover, Mover, Pages, groups
+from quire.transfer.movers import Ends, IndexMover, Mover, PageNumbers, groups
+from quire.types import Clock
 
 _MEASURED_BYTES = 512 << 20
 _LEAST_BYTES = 64 << 20
@@ -40,8 +41,6 @@ _KINDS = (
 _LAUNCH_SHARE = 0.35
 """Of a copy's time, that launching it may take: long pieces take 15 to 28 % of it, short ones half
 and more, beside an engine that has nothing to do."""
-
-Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ def _open(kind: MoverKind, ends: Ends, *, to_device: bool) -> Mover:
     return IndexMover(ends, to_device=to_device)
 
 
-def _some_pages(ends: Ends) -> tuple[Pages, Pages]:
+def _some_pages(ends: Ends) -> tuple[PageNumbers, PageNumbers]:
     """Scattered, as after a day's work; the same at every call."""
     device, host = ends.device.num_pages, len(ends.host)
     count = min(device, host, max(1, _MEASURED_BYTES // ends.device.layout.page_bytes))
@@ -153,7 +152,7 @@ def _some_pages(ends: Ends) -> tuple[Pages, Pages]:
 
 
 def _work(
-    mover: Mover, ends: Ends, pages: tuple[Pages, Pages], *, in_groups: bool
+    mover: Mover, ends: Ends, pages: tuple[PageNumbers, PageNumbers], *, in_groups: bool
 ) -> Callable[[], None]:
     """As the engine does it."""
 

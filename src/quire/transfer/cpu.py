@@ -32,7 +32,7 @@ _MIN_RUN = 4
 
 Planes = tuple[torch.Tensor, ...]
 """Of one layer, each [num_pages, chunk words]."""
-Ids = npt.NDArray[np.int32]
+_Ids = npt.NDArray[np.int32]
 _End = TypeVar("_End")
 
 
@@ -76,7 +76,7 @@ class _CpuDirection(Direction):
     def _ends(self, device: _End, host: _End) -> tuple[_End, _End]:
         """Where from, and where to."""
 
-    def _move(self, copy: Copy, device: Ids, host: Ids) -> None:
+    def _move(self, copy: Copy, device: _Ids, host: _Ids) -> None:
         started = time.monotonic()
         for part, layers in enumerate(self._parts):
             move = self._mover(*self._ends(device[part :: len(self._parts)], host))
@@ -86,7 +86,7 @@ class _CpuDirection(Direction):
                 copy.seconds = time.monotonic() - started
                 copy.layers_moved(1)
 
-    def _mover(self, source: Ids, target: Ids) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    def _mover(self, source: _Ids, target: _Ids) -> Callable[[torch.Tensor, torch.Tensor], None]:
         """How to copy one plane to another: in runs if they are long, else gathered."""
         pieces = runs(source, target)
         if len(pieces) * _MIN_RUN <= len(source):

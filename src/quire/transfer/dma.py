@@ -37,7 +37,7 @@ from quire.transfer.driver import (
     rectangle_copy,
 )
 from quire.transfer.kinds import MoverKind
-from quire.transfer.movers import Ends, Move, Pages
+from quire.transfer.movers import Ends, Move, PageNumbers
 
 Numbers = npt.NDArray[np.signedinteger[Any]]
 
@@ -67,7 +67,7 @@ class RectangleMover:
         self._device_address = pool.words(0)[0].data_ptr()
         self._pitch = _plane_pitch(pool)
 
-    def plan(self, device_pages: Pages, host_pages: Pages) -> Move:
+    def plan(self, device_pages: PageNumbers, host_pages: PageNumbers) -> Move:
         stream = torch.cuda.current_stream().cuda_stream
         pieces = runs(device_pages, host_pages)
         if self._ends.slice_pages is not None:
@@ -81,7 +81,9 @@ class RectangleMover:
             group = -(-self._num_layers // max(1, groups))
         return Move(lambda layers: copy_rectangles(launch(layers), stream), group)
 
-    def _layers_of_pages(self, device_pages: Pages, host_pages: Pages, layers: range) -> Rectangles:
+    def _layers_of_pages(
+        self, device_pages: PageNumbers, host_pages: PageNumbers, layers: range
+    ) -> Rectangles:
         """One per page: a row is a plane."""
         row = layers.start * self._rows
         found, host, device = self._rectangles(len(host_pages))
@@ -145,7 +147,7 @@ class PieceMover:
             np.arange(len(planes), dtype=np.int64)[:, None] * layout.chunk_bytes
         )
 
-    def plan(self, device_pages: Pages, host_pages: Pages) -> Move:
+    def plan(self, device_pages: PageNumbers, host_pages: PageNumbers) -> Move:
         on_device = device_pages.astype(np.int64) * self._chunk_bytes
         on_host = host_pages.astype(np.int64) * self._host_stride
         stream = torch.cuda.current_stream().cuda_stream

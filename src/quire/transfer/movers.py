@@ -20,7 +20,7 @@ from quire.memory.host import plane_words
 from quire.transfer.directed import copy_rows
 from quire.transfer.kinds import MoverKind
 
-Pages = npt.NDArray[np.int32]
+PageNumbers = npt.NDArray[np.int32]
 Launch = Callable[[range], None]
 """Moves these layers, all planes of them."""
 
@@ -55,7 +55,7 @@ class Ends:
 class Mover(Protocol):
     kind: MoverKind
 
-    def plan(self, device_pages: Pages, host_pages: Pages) -> Move:
+    def plan(self, device_pages: PageNumbers, host_pages: PageNumbers) -> Move:
         """The two are as long."""
 
 
@@ -79,7 +79,7 @@ class IndexMover:
         words = self._layout.chunk_bytes // self._layout.word_bytes
         return torch.empty(self._rows, words, dtype=word_dtype(self._layout), device=self._where)
 
-    def plan(self, device_pages: Pages, host_pages: Pages) -> Move:
+    def plan(self, device_pages: PageNumbers, host_pages: PageNumbers) -> Move:
         device_index, host_index = send_pages((device_pages, host_pages), self._where, np.int64)
 
         def launch(layers: range) -> None:
@@ -113,7 +113,7 @@ def portions(count: int, most: int) -> Iterator[slice]:
 
 
 def send_pages(
-    pages: tuple[Pages, ...], where: torch.device, dtype: type[np.int32] | type[np.int64]
+    pages: tuple[PageNumbers, ...], where: torch.device, dtype: type[np.int32] | type[np.int64]
 ) -> tuple[torch.Tensor, ...]:
     """To the device, all in one piece."""
     together = torch.from_numpy(np.stack(pages).astype(dtype))

@@ -25,7 +25,7 @@ import torch
 from quire.memory.device import word_dtype
 from quire.transfer.driver import Addresses, copy_pieces, piece_copy
 from quire.transfer.kinds import MoverKind
-from quire.transfer.movers import Ends, Move, Pages, portions, send_pages
+from quire.transfer.movers import Ends, Move, PageNumbers, portions, send_pages
 from quire.transfer.triton import PageKernel
 
 _PIECE_BYTES = 4 << 20
@@ -93,7 +93,7 @@ class StagedMover:
         self._buffers = [_Buffer(size // self._word_bytes, dtype, self._where) for _ in range(2)]
         self._turn = 0
 
-    def plan(self, device_pages: Pages, host_pages: Pages) -> Move:
+    def plan(self, device_pages: PageNumbers, host_pages: PageNumbers) -> Move:
         rows = np.arange(len(host_pages), dtype=np.int32)
         device_index, row_index = send_pages((device_pages, rows), self._where, np.int32)
         on_host = host_pages.astype(np.uint64) * np.uint64(self._host_stride)

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from quire.memory.device import DevicePool
 from quire.transfer.kinds import MoverKind
-from quire.transfer.movers import Ends, Move, Pages, send_pages
+from quire.transfer.movers import Ends, Move, PageNumbers, send_pages
 
 _PROGRAMS = 8
 _BLOCK_BYTES = 32 << 10
@@ -137,7 +137,7 @@ class KernelMover:
         self._host = ends.host
         self._layer_bytes = layout.num_planes * layout.chunk_bytes
 
-    def plan(self, device_pages: Pages, host_pages: Pages) -> Move:
+    def plan(self, device_pages: PageNumbers, host_pages: PageNumbers) -> Move:
         device_index, host_index = send_pages((device_pages, host_pages), self._where, np.int32)
         group = max(1, _LAUNCH_BYTES // max(1, len(host_pages) * self._layer_bytes))
         return Move(

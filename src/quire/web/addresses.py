@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection
-from urllib.parse import urlsplit
 
 from quire.errors import ConfigError
-from quire.peer.address import join_address, split_address
+from quire.peer.address import join_address, split_address, split_open_address
 
 HTTP = ("http", "https")
 
@@ -52,15 +51,12 @@ def server_address(text: str, schemes: Collection[str] = HTTP) -> str | None:
     """`scheme://host:port`, or without the port, of a server and of nothing below it, as it is
     written to be compared; None: `text` is something else."""
     try:
-        url = urlsplit(text)
-        port = url.port
-    except ValueError:
+        scheme, host, port = split_open_address(text.rstrip("/"))
+    except ConfigError:
         return None
-    is_below = bool(url.path.strip("/")) or any(mark in text for mark in "?#@")
-    is_plain = text.isascii() and text.isprintable() and " " not in text
-    if url.scheme not in schemes or not url.hostname or port == 0 or not is_plain or is_below:
-        return None
-    return join_address(url.scheme, url.hostname, port)
+    is_plain = text.isascii() and text.isprintable() and not any(mark in text for mark in " ?#@")
+    is_one = scheme in schemes and port != 0 and is_plain
+    return join_address(scheme, host, port) if is_one else None
 
 
 def is_loopback(host: str | None) -> bool:

@@ -96,7 +96,7 @@ def _send(socket: zmq.Socket[bytes], message: wire.ToLeader) -> bool:
     return True
 
 
-Start = Callable[[wire.Startup], "tuple[CacheWorker, Handler | None]"]
+_Start = Callable[[wire.Startup], "tuple[CacheWorker, Handler | None]"]
 """Builds what runs here: a worker, and what to do with parcels."""
 
 
@@ -104,7 +104,7 @@ def start_worker(startup: wire.Startup) -> tuple[CacheWorker, Handler | None]:
     return build_worker(startup.config), None
 
 
-def main(start: Start = start_worker) -> int:
+def main(start: _Start = start_worker) -> int:
     # Ctrl-C reaches the whole process group; the leader decides when workers stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stop = threading.Event()
@@ -126,7 +126,7 @@ def main(start: Start = start_worker) -> int:
 
 
 def _build_and_serve(
-    start: Start, startup: wire.Startup, socket: zmq.Socket[bytes], stop: threading.Event
+    start: _Start, startup: wire.Startup, socket: zmq.Socket[bytes], stop: threading.Event
 ) -> int:
     try:
         worker, handle = start(startup)

@@ -22,10 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from quire.messages import Backup, Completion, Fetch, Load, Serve, Transferred, Write
-from quire.types import PageStatus, num_pages, page_array
-
-Clock = Callable[[], float]
-"""Monotonic seconds."""
+from quire.types import Clock, PageStatus, num_pages, page_array
 
 PagesCommand = Backup | Load | Write | Fetch | Serve
 

@@ -41,7 +41,7 @@ from quire.messages import (
 from quire.store.account import StoreAccount
 from quire.store.base import Pages, Part
 from quire.store.counters import StoreCounters
-from quire.types import OperationId, PageStatus
+from quire.types import Clock, OperationId, PageStatus
 from quire.worker.attachment import Attachment
 from quire.worker.bell import Bell
 from quire.worker.checks import PageCommand, makes_sense
@@ -58,7 +58,7 @@ from quire.worker.store_tasks import (
     probed,
     touch_task,
 )
-from quire.worker.tasks import Clock, IoTask, Reporter
+from quire.worker.tasks import IoTask, Reporter
 
 __all__ = ["CacheWorker", "ComponentPools"]
 

@@ -26,7 +26,7 @@ import psutil
 from e2e.serving.chats import PLACES, first_turn
 from e2e.serving.client import Messages
 from e2e.serving.server import MODEL, Server
-from quire.bench.sse import EventParser
+from quire.bench.serve.chatting import EventParser
 
 NUM_CLIENTS = 64
 MAX_TOKENS = 16

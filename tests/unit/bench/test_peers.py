@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from quire.bench.peers import report, rest
+from quire.bench.peers.lmcache import LmcacheServer
 from quire.bench.peers.rest import wait_for_rest
 from quire.bench.peers.run import ALONE, LMCACHE, QUIRE, PeersPlan, run
 from quire.bench.peers.sessions import read_sessions
 from quire.errors import ConfigError
+from unit.bench.alive import is_alive, until
 
 ENGINE = f"""#!{sys.executable}
 import json, sys
@@ -98,6 +100,32 @@ def test_sessions_grow_turn_by_turn_and_no_two_begin_alike(tmp_path: Path) -> No
     assert found == [[[1, 2], [1, 2, 3]], [[4], [4, 1]]]
     with pytest.raises(ConfigError, match="two turns within 2 tokens"):
         read_sessions([tmp_path / "1.jsonl"], Words(), count=9, turns=9, max_tokens=2)
+
+
+def test_lmcaches_server_does_not_outlive_the_benchmark_however_that_ends(tmp_path: Path) -> None:
+    bench = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from quire.bench.peers.lmcache import LmcacheServer\n"
+        f"folder = Path({str(engine(tmp_path).parent)!r})\n"
+        "server = LmcacheServer(folder / 'python', 1, folder / 'log')\n"
+        "server.ready()\n"
+        "print(server.process_id, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", bench], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        assert is_alive(pid)
+        process.kill()
+    until(lambda: not is_alive(pid))
+
+
+def test_an_lmcache_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="lmcache cannot be run: No such file"):
+        LmcacheServer(tmp_path / "python", 1, tmp_path / "log")
 
 
 BUSY = """

@@ -11,7 +11,7 @@ from quire.errors import ConfigError
 
 def made_up(hits: bool = True, speed: float = 1.0) -> dict:
     from quire.bench.serve.chatting import ChatAnswer, Verdict
-    from quire.bench.serve.run import Sample
+    from quire.bench.serve.figures import Sample
 
     samples = []
     for number in range(1, 6):

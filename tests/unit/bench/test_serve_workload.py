@@ -27,7 +27,7 @@ def test_synthetic_sessions_share_their_system_prompt_and_nothing_else():
     sessions = synthetic(SHAPE, 4.0, seed=1)
     assert len(sessions) == 3
     assert {len(session.turns) for session in sessions} == {4}
-    (system,) = {session.system for session in sessions}
+    (system,) = {turn["content"] for session in sessions for turn in session.opening}
     assert len(system) == 200
     texts = [said(turn) for session in sessions for turn in session.turns]
     assert len({text[:16] for text in texts}) == 12
@@ -42,7 +42,7 @@ def test_synthetic_sessions_follow_from_the_seed():
 
 def test_a_system_prompt_of_nothing_is_none():
     (session,) = synthetic(Shape(1, 1, system_tokens=0), 4.0, seed=1)
-    assert session.system is None
+    assert session.opening == []
 
 
 def record(folder, name, lengths):

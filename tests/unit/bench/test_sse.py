@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.bench.sse import EventParser
+from quire.bench.serve.chatting import EventParser
 
 STREAM = (
     ": a comment\n"

@@ -3,8 +3,6 @@
 import asyncio
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import httpx
 import pytest
@@ -14,6 +12,7 @@ from quire.bench.ttft import report as ttft_report
 from quire.bench.ttft import run as ttft_run
 from quire.bench.ttft.warm_server import WarmServer, started, warmed_up
 from quire.errors import EngineError
+from unit.bench.alive import is_alive, until
 from unit.bench.shown import shown
 
 PROMPTS = [f"{i} {'to be or not to be ' * 60}" for i in range(3)]
@@ -149,20 +148,6 @@ def test_a_server_that_does_not_start_says_why(monkeypatch):
         asyncio.run(start())
     assert "the tiers on server ended with code 2" in str(caught.value)
     assert "give host_memory a size, or set store to none" in str(caught.value)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_its_servers_do_not_outlive_it_however_it_ends(tmp_path):

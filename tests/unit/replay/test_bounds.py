@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from quire.replay.bounds import Belady, IdealLru, Room, hits_of
+from quire.replay.bounds import Belady, IdealLru, RoomAt, hits_of
 from quire.replay.occupancy import Occupancy
 from quire.replay.run import ReplayOptions
 from quire.replay.synthetic import Chats, chats
@@ -18,7 +18,7 @@ def trace(*prompts: list[int]) -> Trace:
     return trace_of("test", lines, TraceHeading(1, 512))
 
 
-def always(num_pages: int) -> Room:
+def always(num_pages: int) -> RoomAt:
     return lambda _: num_pages
 
 

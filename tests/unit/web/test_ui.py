@@ -14,7 +14,17 @@ import pytest
 from msgspec.structs import replace as replaced
 
 from browser import HOW_TO, Browser, find
-from quire.engine.messages import GetOutline, GetRequests, GetStatus, Outline, OutlineRun, Requests
+from quire.engine.messages import (
+    CountedTime,
+    GetOutline,
+    GetRequests,
+    GetStatus,
+    HandoverStatus,
+    Outline,
+    OutlineRun,
+    Requests,
+    TierStatus,
+)
 from quire.errors import EngineError
 from quire.server.config import ServerConfig
 from quire.web.connections import GuardedConfig
@@ -120,13 +130,60 @@ def test_it_renders_follows_and_survives_a_restart():
         page.until("document.getElementById('state').textContent === 'gone'")
         assert not page.run("document.getElementById('trouble').hidden")
         port = int(url.rpartition(":")[2])
-        page.errors.clear()  # a browser says of itself that nobody answered
+        page.run(f"document.getElementById('admin-key').value = {ADMIN_KEY!r}")
+        page.errors.clear()
         with serving(port):
             page.until("document.getElementById('state').textContent === 'serving'")
             page.until("document.getElementById('trouble').hidden")
+            page.until("document.querySelectorAll('#tree rect').length === 2")
+            # A browser says of itself that nobody answered; the page has nothing to say.
+            assert [said for said in page.errors if "ERR_CONNECTION_REFUSED" not in said] == []
         media = [{"name": "prefers-color-scheme", "value": "light"}]
         page.call("Emulation.setEmulatedMedia", {"features": media})
         assert page.run("getComputedStyle(document.body).backgroundColor") != dark
+
+
+@needs_browser
+def test_it_follows_what_the_engine_says():
+    """Every kind of hit, a tier that fills, hand-overs that begin."""
+    engine = ScriptedEngine()
+    with Browser() as page, serving(engine=engine) as url:
+        page.open(f"{url}/ui")
+        page.until("document.querySelectorAll('#tiers .device').length === 1")
+        width = "document.querySelector('#tiers .device').style.width"
+        assert page.run(width) == "40%"
+        handed = "document.getElementById('handovers').innerText"
+        assert page.run(handed) == "none: this server works alone"
+        found = HandoverStatus(
+            open=2,
+            received_bytes=3 << 20,
+            sent_bytes=5 << 10,
+            transfers=CountedTime(4, 0.2),
+            local={"refused": 1},
+            links={"tcp://10.0.0.5:7000": "up"},
+        )
+        full = TierStatus("device", 1024, 100, 75, 10)
+        engine.answers[GetStatus] = status(tiers=[full], handover=found)
+        page.until(f"{width} === '75%'")
+        assert page.run(handed).splitlines() == [
+            "2 under way, 4 received, 50 ms each",
+            "3.0 MiB in, 5.0 KiB out",
+            "1 came to nothing: computed here instead",
+            "Peer tcp://10.0.0.5:7000: up",
+        ]
+        # 60 tokens, of which the engine says where it had 30.
+        asked = {"model": MODEL, "prompt": "z" * 60, "max_tokens": 3}
+        assert httpx.post(f"{url}/v1/completions", json=asked).status_code == 200
+        page.until("document.querySelectorAll('#hits rect').length === 5")
+        heights = page.run(
+            "[...document.querySelectorAll('#hits rect')].map((each) =>"
+            " [each.getAttribute('class'), Number(each.getAttribute('height'))])"
+        )
+        assert [kind for kind, _ in heights] == ["device", "host", "store", "peer", "computed"]
+        whole = sum(height for _, height in heights)
+        shares = [60 * height / whole for _, height in heights]
+        assert shares == pytest.approx([16, 8, 4, 2, 30])
+        assert page.errors == []
 
 
 @needs_browser

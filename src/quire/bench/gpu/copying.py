@@ -13,8 +13,9 @@ from contextlib import closing, contextmanager
 
 import msgspec
 
+from quire.bench import Result
 from quire.bench.gpu.driving import Drive
-from quire.bench.gpu.rig import Result, Rig
+from quire.bench.gpu.rig import Rig
 from quire.bench.gpu.times import GREEDY, longest
 from quire.bench.link import BOTH, CopyWay, Link, PageOrder
 from quire.memory.page_layout import PageLayout

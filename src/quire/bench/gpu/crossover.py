@@ -11,14 +11,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from quire.bench.gpu.driving import Drive, Tokens
+from quire.bench import Result, TokenArray
+from quire.bench.gpu.driving import Drive
 from quire.manager import Way
 from quire.progress import Count
 from quire.types import Tier
-
-Result = dict[str, Any]
 
 RATIOS = (0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
 _RIGHT = 1.05
@@ -27,7 +25,7 @@ _RIGHT = 1.05
 
 def measure(
     drive: Drive,
-    prompt: Tokens,
+    prompt: TokenArray,
     folder: Path,
     *,
     ratios: Sequence[float] = RATIOS,
@@ -67,7 +65,7 @@ class _Taken:
 
 
 class _Crossover:
-    def __init__(self, drive: Drive, prompt: Tokens, repeats: int) -> None:
+    def __init__(self, drive: Drive, prompt: TokenArray, repeats: int) -> None:
         self._drive = drive
         self._prompt = prompt
         self.num_pages = (len(prompt) - 1) // drive.engine.info.page_size

@@ -9,15 +9,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
+from quire.bench import TokenArray
 from quire.engine.engine import Engine
 from quire.engine.messages import CachedTokens, Generate, Outputs, SamplingParams
 from quire.errors import EngineError
 from quire.types import RequestId, Tier
 
-Tokens = npt.NDArray[np.int32]
 _SETTLE_TIMEOUT_S = 120.0
 _LOOK_EVERY_S = 0.001
 """When there is nothing to compute: nobody wakes us, as a server's loop is woken."""
@@ -70,7 +67,7 @@ class Drive:
         self._heard: dict[str, Heard] = {}
 
     def decode_ms(
-        self, prompts: Sequence[Tokens], params: SamplingParams, num_tokens: int
+        self, prompts: Sequence[TokenArray], params: SamplingParams, num_tokens: int
     ) -> float:
         """Between two tokens of one request, while all of them decode; the median. Raises
         EngineError if one ends before that."""
@@ -78,7 +75,7 @@ class Drive:
             return decoding.gap_ms(num_tokens)
 
     @contextlib.contextmanager
-    def decoding(self, prompts: Sequence[Tokens], params: SamplingParams) -> Iterator[Decoding]:
+    def decoding(self, prompts: Sequence[TokenArray], params: SamplingParams) -> Iterator[Decoding]:
         """All of them decode, and go on doing so."""
         heard = [self.begin(prompt, params) for prompt in prompts]
         while any(len(one.times_s) < _WARM_TOKENS for one in heard):
@@ -92,19 +89,19 @@ class Drive:
             self.engine.scheduler.abort(one.id)
         self.settle()
 
-    def first_token_s(self, prompt: Tokens) -> tuple[float, CachedTokens]:
+    def first_token_s(self, prompt: TokenArray) -> tuple[float, CachedTokens]:
         """From asking until it came, and what of the prompt was reused."""
         heard = self.ask(prompt, 1)
         self.settle()
         return heard.first_token_s, heard.reused
 
-    def ask(self, prompt: Tokens, num_tokens: int) -> Heard:
+    def ask(self, prompt: TokenArray, num_tokens: int) -> Heard:
         """Greedy, to its end."""
         (heard,) = self.answer_all([prompt], greedy(num_tokens))
         return heard
 
     def answer_all(
-        self, prompts: Sequence[Tokens], params: SamplingParams, at_once: int | None = None
+        self, prompts: Sequence[TokenArray], params: SamplingParams, at_once: int | None = None
     ) -> list[Heard]:
         """To their ends, in this order, at most `at_once` of them under way."""
         waiting = list(reversed(prompts))
@@ -130,7 +127,7 @@ class Drive:
         for tier in tiers:
             self.engine.manager.flush(tier)
 
-    def begin(self, prompt: Tokens, params: SamplingParams) -> Heard:
+    def begin(self, prompt: TokenArray, params: SamplingParams) -> Heard:
         """Hand over a request; `step` until it is over."""
         self._num_asked += 1
         name = RequestId(f"bench-{self._num_asked}")
@@ -172,7 +169,7 @@ class Decoding:
             self._step()
         return statistics.median(_gaps_ms(times_s[start:]))
 
-    def gaps_beside(self, prompt: Tokens) -> list[float]:
+    def gaps_beside(self, prompt: TokenArray) -> list[float]:
         """Milliseconds between two tokens, from the last before another's prompt is asked until
         that has its first token. Raises EngineError, as `gap_ms`."""
         times_s = self._heard[0].times_s

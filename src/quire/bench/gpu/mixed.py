@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import statistics
 
+from quire.bench import Result
 from quire.bench.gpu.driving import Drive
-from quire.bench.gpu.rig import Result, Rig
+from quire.bench.gpu.rig import Rig
 from quire.bench.gpu.times import GREEDY, longest
 from quire.types import Tier
 

@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.bench import Result
 from quire.bench.gpu.plan import GpuPart
 from quire.bench.plots import draw
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Result = dict[str, Any]
 
 _COLOURS = {"nowhere": "#6b7278", "device": "#1b7f5c", "host": "#c8553d", "store": "#7a9cc6"}
 _OF_TIERS = {

@@ -9,11 +9,10 @@ from typing import Any
 from rich.console import RenderableType
 from rich.markup import escape
 
+from quire.bench import Result
 from quire.bench.gpu.plan import GpuPart
 from quire.bench.gpu.sets import later
 from quire.bench.report import Show, number, share, table, text
-
-Result = dict[str, Any]
 
 
 def tables(result: Result) -> list[RenderableType]:

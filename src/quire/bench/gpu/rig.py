@@ -8,13 +8,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from quire.bench import anystore
-from quire.bench.gpu.driving import Drive, Tokens
+from quire.bench import TokenArray, anystore
+from quire.bench.gpu.driving import Drive
 from quire.bench.gpu.floors import MachineSpeed, Needs, measure
 from quire.bench.gpu.plan import GpuPlan
 from quire.bench.gpu.random_model import RandomModel, write_outline
@@ -23,8 +22,6 @@ from quire.engine.config import EngineConfig
 from quire.errors import StoreError
 from quire.progress import Progress
 from quire.types import Tier
-
-Result = dict[str, Any]
 
 _STORE_SIZE = "24GiB"
 
@@ -51,7 +48,7 @@ class Rig:
         """By the size of their chunks; what closes them:"""
         self._opened = contextlib.ExitStack()
 
-    def prompt(self, length: int) -> Tokens:
+    def prompt(self, length: int) -> TokenArray:
         """One that nobody has seen."""
         return self._chance.integers(0, self.spec.vocab_size, length, dtype=np.int32)
 

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from quire.bench import Result
 from quire.bench.gpu import copying, mixed, sets, times
 from quire.bench.gpu.driving import Drive
 from quire.bench.gpu.plan import GpuPart, GpuPlan
-from quire.bench.gpu.rig import Result, Rig
+from quire.bench.gpu.rig import Rig
 from quire.errors import QuireError
 from quire.progress import Progress
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from quire.bench.gpu.driving import Drive, Heard, Tokens
-from quire.bench.gpu.rig import Result, Rig
+from quire.bench import Result, TokenArray
+from quire.bench.gpu.driving import Drive, Heard
+from quire.bench.gpu.rig import Rig
 from quire.bench.gpu.times import GREEDY
 from quire.types import Tier
 
@@ -88,7 +89,7 @@ def _rounds(rig: Rig, drive: Drive, sessions: int, name: str) -> list[Result]:
     return rounds
 
 
-def _round(prompts: Sequence[Tokens], heard: Sequence[Heard]) -> Result:
+def _round(prompts: Sequence[TokenArray], heard: Sequence[Heard]) -> Result:
     num_tokens = sum(len(prompt) for prompt in prompts)
     seconds = max(one.times_s[-1] for one in heard) - min(one.asked_s for one in heard)
     cached = [one.cached for one in heard if one.cached is not None]

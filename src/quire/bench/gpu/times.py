@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from quire.bench import Result
 from quire.bench.gpu import crossover
 from quire.bench.gpu.driving import Drive
-from quire.bench.gpu.rig import Result, Rig
+from quire.bench.gpu.rig import Rig
 from quire.engine.messages import SamplingParams
 from quire.types import Tier
 

@@ -1,6 +1,8 @@
 """LMCache's own server as a process, for vLLM's side of it. Knows its command line.
 
-Runs for as long as the benchmark does: vLLM may be started again and finds what it has.
+Runs for as long as the benchmark does: vLLM may be started again and finds what it has. It does not
+know whether the benchmark is still there, so a process of ours stands between (`main`), which ends
+it when the benchmark is gone, however that went.
 """
 
 from __future__ import annotations
@@ -8,16 +10,19 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+from quire.child import when_orphaned
 from quire.errors import ConfigError
 
 CHUNK_TOKENS = 256
 """Its default."""
 START_S = 180.0
+_END_S = 20.0
 
 
 class LmcacheServer:
@@ -29,17 +34,20 @@ class LmcacheServer:
         words += ["--l1-size-gb", memory_gib, "--l1-init-size-gb", memory_gib]
         words += ["--eviction-policy", "LRU"]
         self._log = log
-        try:
-            with log.open("wb") as out:
-                self._process = subprocess.Popen(
-                    [str(word) for word in words],
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    env={**os.environ, "LMCACHE_TRACK_USAGE": "false", "PYTHONHASHSEED": "0"},
-                )
-        except OSError as error:
-            raise ConfigError(f"{words[0]} cannot be run: {error.strerror}") from error
+        with log.open("wb") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, *map(str, words)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=out,
+                env={**os.environ, "LMCACHE_TRACK_USAGE": "false", "PYTHONHASHSEED": "0"},
+            )
+        assert self._process.stdout is not None
+        said = self._process.stdout.readline()
+        if not said:
+            self.close()
+            raise ConfigError(f"{words[0]} cannot be run: {log.read_text(errors='replace')[-200:]}")
+        self.process_id = int(said)
 
     def ready(self) -> None:
         """Wait until it answers. Raises ConfigError."""
@@ -57,10 +65,6 @@ class LmcacheServer:
             time.sleep(0.2)
 
     @property
-    def process_id(self) -> int:
-        return self._process.pid
-
-    @property
     def transfer(self) -> dict[str, Any]:
         """vLLM's side."""
         return {
@@ -74,17 +78,38 @@ class LmcacheServer:
 
     @property
     def max_rss_bytes(self) -> int:
-        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{self.process_id}/status").read_text().splitlines()
         (peak,) = [line.split()[1] for line in lines if line.startswith("VmHWM")]
         return int(peak) << 10
 
     def close(self) -> None:
-        self._process.terminate()
+        for end in (self._process.stdin, self._process.stdout):
+            assert end is not None
+            end.close()
+        self._process.wait()
+
+
+def main(command: list[str]) -> int:
+    """Runs it and says its process id; ends it when standard input does."""
+    try:
+        server = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=sys.stderr
+        )
+    except OSError as error:
+        print(error.strerror, file=sys.stderr)
+        return 2
+
+    def leave() -> bool:
+        server.terminate()
         try:
-            self._process.wait(20)
+            server.wait(_END_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            server.kill()
+        return True
+
+    when_orphaned(sys.stdin.fileno(), leave, _END_S)
+    print(server.pid, flush=True)
+    return server.wait()
 
 
 def _free_port() -> int:
@@ -92,3 +117,7 @@ def _free_port() -> int:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]
     return port
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

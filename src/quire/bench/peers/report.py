@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
+from quire.bench import Result
 from quire.bench.peers.run import ALONE, LMCACHE, QUIRE
 from quire.bench.plots import draw
-from quire.bench.report import Result, Show, interval, table
+from quire.bench.report import Show, interval, table
 from quire.sizes import format_bytes
 
 if TYPE_CHECKING:

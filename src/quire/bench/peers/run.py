@@ -30,7 +30,7 @@ from typing import Any
 
 from quire.bench.peers.lmcache import LmcacheServer
 from quire.bench.peers.rest import wait_for_rest
-from quire.bench.peers.sessions import Prompt
+from quire.bench.peers.sessions import PromptIds
 from quire.bench.stats import ratio, summary
 from quire.errors import ConfigError
 from quire.progress import Progress
@@ -42,7 +42,7 @@ VOCABULARY = range(1000, 40000)
 HIT_TOKENS = (0, 1024, 2048)
 """Turns are grouped by what of them was there before: from so many tokens on."""
 
-Answer = dict[str, Any]
+_Answer = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class PeersPlan:
     lengths: tuple[int, ...] = (256, 1024)
     """Of prompts, in tokens."""
     rounds: int = 8
-    sessions: tuple[list[Prompt], ...] = ()
+    sessions: tuple[list[PromptIds], ...] = ()
     host_gib: int = 1
     lmcache: bool = True
 
@@ -65,7 +65,7 @@ class PeersPlan:
 class EngineSide:
     """One engine's process, and what it said."""
 
-    def __init__(self, plan: PeersPlan, name: str, transfer: Answer | None, log: Path) -> None:
+    def __init__(self, plan: PeersPlan, name: str, transfer: _Answer | None, log: Path) -> None:
         self.name, self._log = name, log
         command = [str(plan.python), "-m", "quire.bench.peers.vllm_side"]
         try:
@@ -91,7 +91,7 @@ class EngineSide:
         """Wait until its engine is built."""
         self._hear()
 
-    def ask(self, prompts: list[Prompt], max_tokens: int) -> Answer:
+    def ask(self, prompts: list[PromptIds], max_tokens: int) -> _Answer:
         self._tell(do="ask", prompts=prompts, max_tokens=max_tokens)
         return self._hear()
 
@@ -119,7 +119,7 @@ class EngineSide:
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
 
-    def _hear(self) -> Answer:
+    def _hear(self) -> _Answer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -128,7 +128,7 @@ class EngineSide:
                 f"{self.name} ended: does {self._process.args!r} run by hand? It needs vLLM and "
                 f"Quire in one environment, as `make test-vllm` makes it. It said: {said}"
             )
-        found: Answer = json.loads(line)
+        found: _Answer = json.loads(line)
         return found
 
 
@@ -138,7 +138,7 @@ class Trial:
 
     servers: list[int] = field(default_factory=list)
     """Processes beside the engines."""
-    found: dict[tuple[str, int], list[dict[str, Answer]]] = field(default_factory=dict)
+    found: dict[tuple[str, int], list[dict[str, _Answer]]] = field(default_factory=dict)
     max_rss_bytes: dict[str, int] = field(default_factory=dict)
     num_asked: int = 0
 
@@ -147,14 +147,14 @@ class Trial:
         sides: list[EngineSide],
         what: str,
         tokens: int,
-        prompts: list[Prompt],
+        prompts: list[PromptIds],
         answer: int = 1,
     ) -> None:
         orders = list(permutations(sides))
         order = orders[self.num_asked % len(orders)]
         self.num_asked += 1
         working = [one.process_id for one in sides] + self.servers
-        got: dict[str, Answer] = {}
+        got: dict[str, _Answer] = {}
         for side in order:
             wait_for_rest(working)
             got[side.name] = side.ask(prompts, answer)
@@ -166,10 +166,10 @@ class Trial:
 
 def run(plan: PeersPlan, progress: Progress) -> dict[str, Any]:
     chance = random.Random(1)
-    trial, kept = Trial(), list[tuple[int, Prompt]]()
+    trial, kept = Trial(), list[tuple[int, PromptIds]]()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quire-peers-")))
-        transfers: dict[str, Answer | None] = {ALONE: None, QUIRE: _quire(plan, folder)}
+        transfers: dict[str, _Answer | None] = {ALONE: None, QUIRE: _quire(plan, folder)}
         server: LmcacheServer | None = None
         if plan.lmcache:
             server = LmcacheServer(plan.python, plan.host_gib, folder / "lmcache.log")
@@ -196,7 +196,7 @@ def run(plan: PeersPlan, progress: Progress) -> dict[str, Any]:
     return _result(plan, trial, extra_bytes)
 
 
-def _quire(plan: PeersPlan, store: Path) -> Answer:
+def _quire(plan: PeersPlan, store: Path) -> _Answer:
     return {
         "kv_connector": "QuireConnector",
         "kv_connector_module_path": "quire.integrations.vllm",
@@ -211,7 +211,7 @@ def _quire(plan: PeersPlan, store: Path) -> Answer:
 
 @contextmanager
 def _sides(
-    plan: PeersPlan, transfers: dict[str, Answer | None], logs: Path
+    plan: PeersPlan, transfers: dict[str, _Answer | None], logs: Path
 ) -> Iterator[list[EngineSide]]:
     sides: list[EngineSide] = []
     try:
@@ -224,14 +224,14 @@ def _sides(
             side.close()
 
 
-def _prompt(chance: random.Random, length: int) -> Prompt:
+def _prompt(chance: random.Random, length: int) -> PromptIds:
     return [chance.choice(VOCABULARY) for _ in range(length)]
 
 
 def _round(
     trial: Trial,
     sides: list[EngineSide],
-    prompts: list[Prompt],
+    prompts: list[PromptIds],
     chance: random.Random,
     *,
     warm_up: bool,
@@ -247,7 +247,7 @@ def _round(
         side.forget()
 
 
-def _session(trial: Trial, sides: list[EngineSide], session: list[Prompt]) -> None:
+def _session(trial: Trial, sides: list[EngineSide], session: list[PromptIds]) -> None:
     trial.ask(sides, "first turn", _group(len(session[0])), [session[0]])
     for before, prompt in pairwise(session):
         for side in sides:
@@ -276,7 +276,7 @@ def _result(plan: PeersPlan, trial: Trial, extra_bytes: dict[str, int]) -> dict[
     }
 
 
-def _case(what: str, tokens: int, found: list[dict[str, Answer]]) -> dict[str, Any]:
+def _case(what: str, tokens: int, found: list[dict[str, _Answer]]) -> dict[str, Any]:
     """`found`: by prompt, what each side answered."""
     sides = sorted(found[0], key=[ALONE, QUIRE, LMCACHE].index)
     seconds = {side: [one[side]["seconds"] for one in found] for side in sides}

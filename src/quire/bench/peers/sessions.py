@@ -14,17 +14,17 @@ from typing import Any
 from quire.bench.jsonlines import read_rows, wrong_line
 from quire.errors import ConfigError
 
-Prompt = list[int]
+PromptIds = list[int]
 BEGINNING = 64
 """Tokens by which sessions are told apart: no two that are asked begin alike."""
 
 
 def read_sessions(
     places: list[Path], tokenizer: Any, *, count: int, turns: int, max_tokens: int
-) -> list[list[Prompt]]:
+) -> list[list[PromptIds]]:
     """So many sessions of so many turns at most, each of which begins with the one before it.
     Raises ConfigError."""
-    found: dict[tuple[int, ...], list[Prompt]] = {}
+    found: dict[tuple[int, ...], list[PromptIds]] = {}
     for place in places:
         for path in sorted(place.glob("*.jsonl")) if place.is_dir() else [place]:
             for texts in _texts(path):
@@ -55,9 +55,9 @@ def _texts(path: Path) -> Iterator[list[str]]:
         yield growing
 
 
-def _prompts(texts: list[str], tokenizer: Any, max_tokens: int) -> list[Prompt]:
+def _prompts(texts: list[str], tokenizer: Any, max_tokens: int) -> list[PromptIds]:
     """Each goes on from the one before it, token by token too."""
-    prompts: list[Prompt] = []
+    prompts: list[PromptIds] = []
     before = ""
     tokens: list[int] = []
     for text in texts:

@@ -7,22 +7,25 @@ the network said no) or malformed (it said something that the protocol does not 
 from __future__ import annotations
 
 import enum
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import httpx
 import msgspec
 
-from quire.bench.sse import EventParser
+from quire.bench import Json
 from quire.decoders import json_decoder
 
 TIERS = ("device", "host", "store", "peer")
 ANYWHERE = "cached"
 """The tier of a server that says how much was cached, but not where."""
-
-Json = dict[str, Any]
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+"""And nothing else: an event's text may hold what Python would take for the end of a line."""
+_EVENT_END = re.compile(rb"(?>\r\n|\n|\r){2}")
+"""An empty line; `?>`, as the halves of one \\r\\n are not two ends."""
 
 
 class Verdict(enum.Enum):
@@ -132,6 +135,27 @@ async def stream(
         verdict, problem = Verdict.FAILED, f"{type(error).__name__}: {error}".rstrip(": ")
     total_s = time.perf_counter() - began_s
     return ChatAnswer(verdict, problem, answer.ttft_s, total_s, answer.text)
+
+
+class EventParser:
+    """Server-sent events: give it what arrives; it yields the data of each that is complete."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> Iterator[str]:
+        *events, self._rest = _EVENT_END.split(self._rest + piece)
+        for event in events:
+            # Comments (":..."), ids and event names say nothing that a client here needs.
+            fields = (line.partition(b":") for line in _LINE_END.split(event))
+            data = [value.removeprefix(b" ") for name, _, value in fields if name == b"data"]
+            if data:
+                yield b"\n".join(data).decode()
+
+    @property
+    def is_between_events(self) -> bool:
+        """Nothing has been received of an event that did not end."""
+        return not self._rest.strip()
 
 
 async def _read(response: httpx.Response, answer: ChatAnswer, began_s: float) -> _Usage:

@@ -17,8 +17,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from quire.bench import Json
 from quire.bench.jsonlines import read_rows, wrong_line
 from quire.bench.prose import Prose
 from quire.errors import ConfigError
@@ -28,9 +28,6 @@ class ChatWorkload(enum.Enum):
     SYNTHETIC = "synthetic"
     AGENT = "agent"
     MTBENCH = "mtbench"
-
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,8 @@ class ChatTurn:
 class ChatSession:
     name: str
     turns: list[ChatTurn]
-    system: str | None = None
+    opening: list[Json] = field(default_factory=list)
+    """Said before the first turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +63,13 @@ class Shape:
 def synthetic(shape: Shape, chars_per_token: float, seed: int) -> list[ChatSession]:
     prose = Prose(seed)
     system = prose.passage(round(shape.system_tokens * chars_per_token))
+    opening = [{"role": "system", "content": system}] if shape.system_tokens else []
     num_chars = round(shape.prompt_tokens * chars_per_token)
     return [
         ChatSession(
             f"session {i}",
             [_said(prose.passage(num_chars), shape) for _ in range(shape.num_rounds)],
-            system if shape.system_tokens else None,
+            opening,
         )
         for i in range(shape.num_sessions)
     ]

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from quire.bench import Result
 from quire.bench.serve.chatting import ANYWHERE, TIERS, ChatAnswer, Verdict
 from quire.bench.stats import summary
 from quire.errors import EngineError
 
-if TYPE_CHECKING:
-    from quire.bench.serve.run import Sample
 
-Result = dict[str, Any]
+@dataclass(frozen=True, slots=True)
+class Sample:
+    session: str
+    round: int
+    """From 1."""
+    started_s: float
+    """Since the beginning of the run."""
+    answer: ChatAnswer
 
 
 def result(about: Mapping[str, Any], samples: Sequence[Sample], duration_s: float) -> Result:
@@ -82,9 +88,8 @@ def _throughput(answers: Sequence[ChatAnswer], duration_s: float) -> dict[str, f
 
 
 def _sample(sample: Sample) -> Result:
-    answer = asdict(sample.answer) | {"tpot_s": sample.answer.tpot_s}
+    about, answer = asdict(sample), sample.answer
+    said: Result = about.pop("answer") | {"tpot_s": answer.tpot_s, "verdict": answer.verdict.value}
     for name in ("text", "prompt_ids", "output_ids"):
-        del answer[name]
-    about = {"session": sample.session, "round": sample.round}
-    started = {"started_s": round(sample.started_s, 4)}
-    return about | started | answer | {"verdict": sample.answer.verdict.value}
+        del said[name]
+    return about | said

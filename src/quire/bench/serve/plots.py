@@ -14,8 +14,9 @@ from __future__ import annotations
 import random
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from quire.bench import Result
 from quire.bench.plots import draw
 from quire.bench.serve.report import describe, hit_names
 from quire.bench.stats import percentile
@@ -23,7 +24,6 @@ from quire.bench.stats import percentile
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Result = dict[str, Any]
 
 _LOOKS = {
     "device": ("device memory", "#1b7f5c"),
@@ -81,10 +81,6 @@ def _ttft_by_round(result: Result, axes: Axes) -> None:
     def line(share: float) -> list[float]:
         return [percentile([sample["ttft_s"] for sample in own], share) for own in by_round]
 
-    for number, own in zip(rounds, by_round, strict=True):
-        spread = [number + chance.uniform(-0.18, 0.18) for _ in own]
-        values = [sample["ttft_s"] for sample in own]
-        axes.scatter(spread, values, s=14, color=_INK, alpha=0.35, linewidths=0)
     low, high = line(0.25), line(0.75)
     axes.fill_between(rounds, low, high, color=_ACCENT, alpha=0.12, lw=0, label="half of them")
     axes.plot(rounds, line(0.5), color=_ACCENT, marker="o", linewidth=2, label="median")
@@ -95,10 +91,12 @@ def _ttft_by_round(result: Result, axes: Axes) -> None:
     if rate is not None:
         uncached = [percentile([uncached_s(each, rate) for each in own], 0.5) for own in by_round]
         axes.plot(rounds, uncached, color=_PALE, linestyle=":", linewidth=2, label=_UNCACHED)
-    axes.scatter([], [], s=14, color=_INK, alpha=0.35, linewidths=0, label="one request")
+    spread = [sample["round"] + chance.uniform(-0.18, 0.18) for sample in samples]
+    values = [sample["ttft_s"] for sample in samples]
+    axes.scatter(spread, values, s=14, color=_INK, alpha=0.35, linewidths=0, label="one request")
     axes.set_title("Time to first token, turn by turn", loc="left", fontweight="bold")
     axes.set_xlabel("turn of the conversation")
-    _seconds(axes, max([sample["ttft_s"] for sample in samples] + uncached))
+    _seconds(axes, max(values + uncached))
     _whole_numbers(axes, rounds)
     axes.legend(frameon=False)
 
@@ -110,13 +108,11 @@ def _hits_by_round(result: Result, axes: Axes) -> None:
         _unknown(axes, "what it found in its cache")
         return
     rounds = [row["round"] for row in known]
+    hits = [row["hit"] | {"computed": 1 - row["hit"]["all"]} for row in known]
     base = [0.0] * len(known)
     layers = [*(tier for tier, _ in hit_names(result["hit"])), "computed"]
     for tier in layers:
-        if tier == "computed":
-            shares = [100 * (1 - row["hit"]["all"]) for row in known]
-        else:
-            shares = [100 * row["hit"].get(tier, 0.0) for row in known]
+        shares = [100 * found.get(tier, 0.0) for found in hits]
         words, colour = _LOOKS[tier]
         bars = axes.bar(rounds, shares, bottom=base, color=colour, width=0.7, label=words)
         labels = [f"{share:.0f} %" if share >= 6 else "" for share in shares]

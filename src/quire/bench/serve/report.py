@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import Any
 
 from rich.console import RenderableType
 from rich.markup import escape
 
+from quire.bench import Result
 from quire.bench.report import Show, table, text
-
-Result = dict[str, Any]
 
 _NAMES = {"device": "L1", "host": "L2", "store": "L3", "peer": "peer", "cached": "cached"}
 _ALWAYS_SHOWN = ("device", "host", "store")

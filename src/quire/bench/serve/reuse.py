@@ -12,18 +12,17 @@ it was is told by the first message, or function, that is different. Knows token
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.bench import Json
 from quire.bench.serve.chatting import ChatAnswer
 
-Json = dict[str, Any]
-Tokens = npt.NDArray[np.int64]
+_Tokens = npt.NDArray[np.int64]
 
 REORDERED = "the tools came in another order"
 OTHER_TOOLS = "the tools changed"
@@ -36,15 +35,15 @@ TEMPLATE = "the template wrote the history anew"
 class _Asked:
     messages: Sequence[Json]
     tools: Sequence[Json]
-    prompt: Tokens
+    prompt: _Tokens
 
 
 class Reuse:
     def __init__(self) -> None:
-        self._computed: list[Tokens] = []
+        self._computed: list[_Tokens] = []
         self._last: dict[str, _Asked] = {}
-        self._broken: Counter[str] = Counter()
-        self._num_broken: Counter[str] = Counter()
+        self._broken: defaultdict[str, list[int]] = defaultdict(list)
+        """By reason, the tokens that each turn lost."""
         self.possible_tokens = self.reached_tokens = self.num_turns = 0
 
     @property
@@ -66,9 +65,7 @@ class Reuse:
             lost = len(before.prompt) - _shared(asked.prompt, before.prompt)
             # A prompt's end may be written otherwise once something follows it.
             if lost > _END_TOKENS:
-                reason = _reason(before, asked)
-                self._broken[reason] += lost
-                self._num_broken[reason] += 1
+                self._broken[_reason(before, asked)].append(lost)
         self._last[session] = asked
         possible = self._possible(asked.prompt, num_before)
         self.num_turns += 1
@@ -76,7 +73,7 @@ class Reuse:
         self.reached_tokens += min(sum((answer.cached or {}).values()), possible)
         self._computed.append(np.asarray([*answer.prompt_ids, *answer.output_ids], np.int64))
 
-    def _possible(self, prompt: Tokens, num_before: int) -> int:
+    def _possible(self, prompt: _Tokens, num_before: int) -> int:
         """One token at least is left to compute."""
         found = (_shared(prompt, other) for other in self._computed[:num_before])
         return min(max(found, default=0), max(0, len(prompt) - 1))
@@ -88,8 +85,8 @@ class Reuse:
             "reached_tokens": self.reached_tokens,
             "share": self.reached_tokens / self.possible_tokens if self.possible_tokens else None,
             "broken": [
-                {"reason": reason, "turns": self._num_broken[reason], "tokens": tokens}
-                for reason, tokens in self._broken.most_common()
+                {"reason": reason, "turns": len(lost), "tokens": sum(lost)}
+                for reason, lost in sorted(self._broken.items(), key=lambda each: -sum(each[1]))
             ],
         }
 
@@ -97,7 +94,7 @@ class Reuse:
 _END_TOKENS = 16
 
 
-def _shared(a: Tokens, b: Tokens) -> int:
+def _shared(a: _Tokens, b: _Tokens) -> int:
     size = min(len(a), len(b))
     different = np.flatnonzero(a[:size] != b[:size])
     return int(different[0]) if len(different) else size

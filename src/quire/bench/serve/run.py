@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import httpx
 
+from quire.bench import Json, Result
 from quire.bench.prose import Prose
 from quire.bench.serve import figures
 from quire.bench.serve.chatting import ChatAnswer, Verdict, stream
@@ -26,7 +26,6 @@ from quire.bench.serve.conversations import (
     ChatSession,
     ChatTurn,
     ChatWorkload,
-    Json,
     Shape,
     recorded,
     synthetic,
@@ -44,8 +43,6 @@ _TEMPLATE_TOKENS = 64
 """Room for what a chat template puts around the messages."""
 _MARGIN = 1.1
 """Recorded text differs from place to place in how many characters make a token."""
-
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +71,6 @@ class OfferedLoad:
     seed: int = 0
     sessions: Path | None = None
     """Recorded ones, unless they are made up: a file, or a directory of such."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    session: str
-    round: int
-    """From 1."""
-    started_s: float
-    """Since the beginning of the run."""
-    answer: ChatAnswer
 
 
 @dataclass(slots=True)
@@ -124,7 +111,8 @@ async def _run(target: ServerTarget, load: OfferedLoad, progress: Count) -> Resu
         reuse = Reuse() if load.workload is ChatWorkload.AGENT else None
         client_run = _Run(client, target, model, context, reuse)
         ratio = await client_run.calibrate(_typical_text(load, sessions))
-        talks = [_begin(each) for each in sessions or synthetic(load.shape, ratio, load.seed)]
+        sessions = sessions or synthetic(load.shape, ratio, load.seed)
+        talks = [_Talk(session, list(session.opening)) for session in sessions]
         duration_s = await client_run.talk(talks, load.concurrency, progress)
     if not client_run.samples:
         raise ConfigError(
@@ -205,7 +193,7 @@ class _Run:
     context: int | None
     reuse: Reuse | None
     """Who is told of every prompt's tokens, for which the server is asked."""
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[figures.Sample] = field(default_factory=list)
     chars_per_token: float = 4.0
 
     async def calibrate(self, content: str) -> float:
@@ -260,13 +248,13 @@ class _Run:
         if turn.is_whole_history:
             talk.messages = []
         talk.messages += turn.messages
-        started_s = perf_counter() - start
+        started_s = round(perf_counter() - start, 4)
         num_before = 0 if self.reuse is None else self.reuse.num_computed
         answer = await self._ask(talk.messages, turn.max_tokens, turn.tools)
         if self.reuse is not None and answer.prompt_ids:
             self.reuse.add(talk.session.name, talk.messages, turn.tools, answer, num_before)
         talk.next_turn += 1
-        self.samples.append(Sample(talk.session.name, talk.next_turn, started_s, answer))
+        self.samples.append(figures.Sample(talk.session.name, talk.next_turn, started_s, answer))
         talk.messages.append({"role": "assistant", "content": answer.text})
         talk.known_tokens = (answer.prompt_tokens or 0) + (answer.output_tokens or 0)
 
@@ -286,8 +274,3 @@ class _Run:
         if self.target.ignore_eos:
             body["ignore_eos"] = True
         return await stream(self.client, CHAT, body, timeout_s=self.target.timeout_s)
-
-
-def _begin(session: ChatSession) -> _Talk:
-    system = [] if session.system is None else [{"role": "system", "content": session.system}]
-    return _Talk(session, system)

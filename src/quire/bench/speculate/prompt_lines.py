@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from quire.bench import TokenArray
 from quire.bench.jsonlines import read_rows, wrong_line
 from quire.errors import ConfigError
-
-Tokens = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
     name: str
-    prompts: list[Tokens]
+    prompts: list[TokenArray]
 
 
 def read_workload(
@@ -60,7 +58,7 @@ def _spread(texts: list[str], count: int) -> list[str]:
     return [texts[int(place)] for place in places]
 
 
-def _asked(tokenizer: Any, text: str, max_tokens: int) -> Tokens:
+def _asked(tokenizer: Any, text: str, max_tokens: int) -> TokenArray:
     def tokens_of(content: str) -> list[int]:
         message = [{"role": "user", "content": content}]
         made: list[int] = tokenizer.apply_chat_template(

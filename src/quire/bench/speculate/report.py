@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rich.console import RenderableType
 from rich.markup import escape
 
+from quire.bench import Result
 from quire.bench.report import load, number, table, text
-
-Result = dict[str, Any]
 
 
 def tables(result: Result) -> list[RenderableType]:

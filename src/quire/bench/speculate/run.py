@@ -15,14 +15,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from quire.bench import Result, TokenArray
 from quire.bench.gpu.driving import Drive
 from quire.bench.gpu.random_model import RandomModel, write_outline
 from quire.bench.speculate.imposed import Imposed, write_random_head
-from quire.bench.speculate.prompt_lines import PromptSet, Tokens, random_workload
+from quire.bench.speculate.prompt_lines import PromptSet, random_workload
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig
 from quire.engine.draft.kinds import DraftKind
@@ -31,7 +32,6 @@ from quire.engine.messages import SamplingParams
 from quire.progress import Progress
 
 OFF = DraftKind.OFF.value
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +171,9 @@ def _workload(
     }
 
 
-def _measure(drive: Drive, prompts: Sequence[Tokens], num_tokens: int, into: WayMeasured) -> None:
+def _measure(
+    drive: Drive, prompts: Sequence[TokenArray], num_tokens: int, into: WayMeasured
+) -> None:
     drafting = drive.engine.scheduler.drafting
     before = drive.engine.status().drafts
     seconds, answers = _answer(drive, prompts, num_tokens)
@@ -190,7 +192,7 @@ def _measure(drive: Drive, prompts: Sequence[Tokens], num_tokens: int, into: Way
 
 
 def _answer(
-    drive: Drive, prompts: Sequence[Tokens], num_tokens: int
+    drive: Drive, prompts: Sequence[TokenArray], num_tokens: int
 ) -> tuple[float, list[list[int]]]:
     """Seconds from the first token to the last, and the answers."""
     params = SamplingParams(max_tokens=num_tokens, temperature=0.0)

@@ -5,15 +5,12 @@ What a hit in each tier saves is also a table of other benchmarks: `hits_table`.
 
 from __future__ import annotations
 
-from typing import Any
-
 from rich.console import RenderableType
 from rich.markup import escape
 
+from quire.bench import Result
 from quire.bench.report import Show, count_of, number, table
 from quire.bench.ttft.run import describe
-
-Result = dict[str, Any]
 
 
 def tables(result: Result) -> list[RenderableType]:

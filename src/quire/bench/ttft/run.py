@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quire.bench import Result
 from quire.bench.prose import Prose
 from quire.bench.serve.chatting import ChatAnswer
 from quire.bench.ttft.warm_server import WarmServer, started
@@ -40,8 +41,6 @@ CASES: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "L3": ("store", ("device", "host")),
 }
 """name → the tier that must answer, the tiers flushed before."""
-
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

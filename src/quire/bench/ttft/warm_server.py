@@ -24,7 +24,6 @@ from quire.progress import Progress
 from quire.settings import OPTIONS
 from quire.settings.sources import CONFIG_VARIABLE
 
-_COMPLETIONS = "/v1/completions"
 _POLL_S = 0.05
 _WARM_UPS = 2
 _WARM_UP_CHARS = 3000
@@ -49,7 +48,7 @@ class WarmServer:
             "temperature": 0,
             "ignore_eos": True,
         }
-        answer = await stream(self.client, _COMPLETIONS, body)
+        answer = await stream(self.client, "/v1/completions", body)
         if answer.verdict is not Verdict.GOOD:
             raise EngineError(f"a request went wrong ({answer.verdict.value}): {answer.problem}")
         return answer

@@ -35,7 +35,7 @@ _DTYPES = {
 }
 
 Array = npt.NDArray[Any]
-Words = npt.NDArray[np.int32]
+_Words = npt.NDArray[np.int32]
 
 
 class Staging:
@@ -70,7 +70,7 @@ class Staging:
         ]
 
     @contextmanager
-    def filling(self, *targets: torch.Tensor) -> Iterator[list[Words]]:
+    def filling(self, *targets: torch.Tensor) -> Iterator[list[_Words]]:
         """What is written into these words goes to `targets`, int32 on the device and of the same
         shapes, when it ends. They hold anything to begin with."""
         ends = list(itertools.accumulate(target.numel() for target in targets))

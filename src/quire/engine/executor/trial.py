@@ -29,7 +29,7 @@ _KEPT_SHARE = 0.05
 _PARAMS = SamplingParams(max_tokens=1, temperature=0.8, top_p=0.95)
 
 
-class DeviceMemory(Protocol):
+class TrialMemory(Protocol):
     total_bytes: int
 
     def free_bytes(self) -> int:
@@ -64,7 +64,7 @@ def try_out(
     worker_config: WorkerConfig,
     *,
     max_context: int,
-    memory: Callable[[torch.device], DeviceMemory] = CudaMemory,
+    memory: Callable[[torch.device], TrialMemory] = CudaMemory,
 ) -> tuple[Model, int]:
     """The model, and how many bytes the pages of its rank may have. Raises ModelError,
     MemoryBudgetError."""
@@ -80,7 +80,7 @@ def _peak_bytes(
     worker_config: WorkerConfig,
     model: Model,
     max_context: int,
-    device: DeviceMemory,
+    device: TrialMemory,
 ) -> int:
     """Nothing of the rank is left afterwards but the model."""
     page_size = worker_config.components[0].layout.page_size

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from quire.server.caching import CacheControl
 from quire.server.forms import Salt, Timeout, schema_of
-from quire.server.requests import Priority
+from quire.server.requests import PriorityField
 from quire.text.messages import MAX_MESSAGES, MAX_TOOLS, FunctionName
 from quire.text.shapes import Body, only, shaped, wrong
 
@@ -90,7 +90,7 @@ _NAMED = {
     "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
     "required": ["type", "name"],
 }
-Choice = Annotated[
+_Choice = Annotated[
     Any,
     *shaped(_check_choice, {"enum": ["none", "auto", "required"]}, _NAMED, {"type": "null"}),
 ]
@@ -122,7 +122,7 @@ class ResponsesRequest(Body):
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(max_length=MAX_ID_CHARS)] | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Choice = None
+    tool_choice: _Choice = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -135,7 +135,7 @@ class ResponsesRequest(Body):
     text: TextOptions | None = None
     cache_salt: Salt = None
     cache: CacheControl | None = None
-    priority: Priority | None = None
+    priority: PriorityField | None = None
     timeout: Timeout | None = None
 
     metadata: dict[str, Any] | None = None

@@ -14,7 +14,7 @@ from quire.text.messages import FunctionCall, Message, MessageCall
 from quire.text.scribe import Called, Said
 from quire.text.tools import Reasoning
 
-Event = dict[str, Any]
+_Event = dict[str, Any]
 
 
 class OutputItems:
@@ -23,10 +23,10 @@ class OutputItems:
         self._open: dict[str, Any] | None = None
         self._texts: list[str] = []
 
-    def say(self, said: Said) -> list[Event]:
+    def say(self, said: Said) -> list[_Event]:
         if isinstance(said, Called):
             return [*self.close(), *self._call(said)]
-        events: list[Event] = []
+        events: list[_Event] = []
         kind = "reasoning" if isinstance(said, Reasoning) else "message"
         if self._open is None or self._open["type"] != kind:
             events = [*self.close(), *self._begin(kind)]
@@ -34,7 +34,7 @@ class OutputItems:
         events.append(self._part_event("delta", delta=said.text))
         return events
 
-    def close(self, status: str = "completed") -> list[Event]:
+    def close(self, status: str = "completed") -> list[_Event]:
         """The item that is open, if there is one, is whole."""
         item = self._open
         if item is None:
@@ -65,7 +65,7 @@ class OutputItems:
             tool_calls=calls or None,
         )
 
-    def _begin(self, kind: str) -> list[Event]:
+    def _begin(self, kind: str) -> list[_Event]:
         if kind == "reasoning":
             item: dict[str, Any] = {"id": _new_id("rs"), "type": kind, "summary": []}
         else:
@@ -77,7 +77,7 @@ class OutputItems:
         added = self._event("content_part.added", item_id=item["id"], content_index=0, part=part)
         return [self._event("output_item.added", item=dict(item)), added]
 
-    def _call(self, called: Called) -> list[Event]:
+    def _call(self, called: Called) -> list[_Event]:
         item = {
             "id": _new_id("fc"),
             "type": "function_call",
@@ -97,7 +97,7 @@ class OutputItems:
             self._event("output_item.done", item=dict(item)),
         ]
 
-    def _part_event(self, what: str, **fields: Any) -> Event:
+    def _part_event(self, what: str, **fields: Any) -> _Event:
         assert self._open is not None
         is_text = self._open["type"] == "message"
         if is_text:
@@ -105,7 +105,7 @@ class OutputItems:
         name = "output_text" if is_text else "reasoning_text"
         return self._event(f"{name}.{what}", item_id=self._open["id"], content_index=0, **fields)
 
-    def _event(self, kind: str, /, **fields: Any) -> Event:
+    def _event(self, kind: str, /, **fields: Any) -> _Event:
         return {"type": f"response.{kind}", "output_index": len(self.items) - 1} | fields
 
 

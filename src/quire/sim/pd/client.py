@@ -47,13 +47,13 @@ class ClientCall:
     """When its first token came."""
 
 
-Route = Callable[[ClientCall, list[SimNode]], tuple[SimNode, list[str]]]
+SimRoute = Callable[[ClientCall, list[SimNode]], tuple[SimNode, list[str]]]
 """Of those that take calls the one for this call, and whom that is to ask for pages; nobody: whom
 it knows."""
 
 
 class SimClients:
-    def __init__(self, world: World, rng: Random, route: Route | None = None) -> None:
+    def __init__(self, world: World, rng: Random, route: SimRoute | None = None) -> None:
         """`route`: instead of any of them."""
         options = world.options
         self._world = world

@@ -23,11 +23,11 @@ class SessionWait:
         return self.seconds / self.fair_s
 
 
-Load = tuple[float, float]
+_Load = tuple[float, float]
 """When it comes, and how long it takes alone."""
 
 
-def in_order(loads: list[Load]) -> list[float]:
+def in_order(loads: list[_Load]) -> list[float]:
     """When each is through, one after the other. They come in this order."""
     ends, free_s = [], 0.0
     for come_s, takes_s in loads:
@@ -36,7 +36,7 @@ def in_order(loads: list[Load]) -> list[float]:
     return ends
 
 
-def in_equal_parts(loads: list[Load]) -> list[float]:
+def in_equal_parts(loads: list[_Load]) -> list[float]:
     """When each is through, if all that are there have an equal part of the line at any time.
 
     `served` is what anybody has had who was there all the time: whoever came when it was at s, and

@@ -10,14 +10,15 @@ from random import Random
 
 from quire.engine.config import Role
 from quire.keys import UnitKind
+from quire.progress import Ticks
 from quire.sim.apart import Apart
 from quire.sim.bandwidth import SimLinks
 from quire.sim.clock import VirtualClock
 from quire.sim.content import Oracle
-from quire.sim.drive import Ticks, drive
+from quire.sim.drive import drive
 from quire.sim.network import NetworkTrouble, SimNetwork
 from quire.sim.options import UnitMix
-from quire.sim.pd.client import Route, SimClients
+from quire.sim.pd.client import SimClients, SimRoute
 from quire.sim.pd.health import ALL, ClusterHealth, line
 from quire.sim.pd.options import SimPdOptions, Topology
 from quire.sim.pd.report import PdReport
@@ -54,7 +55,7 @@ def simulate_pd(
 class PdSimulation:
     """The parts of one run, wired together. A step is one turn of one engine."""
 
-    def __init__(self, seed: int, options: SimPdOptions, route: Route | None = None) -> None:
+    def __init__(self, seed: int, options: SimPdOptions, route: SimRoute | None = None) -> None:
         """`route`: how calls find their engines; None: any way."""
         self.options = options
         self.clock = VirtualClock()

@@ -70,23 +70,23 @@ class Malformed:
     reason: Reason
 
 
-Event = Text | Reasoning | Call | Malformed
+TextEvent = Text | Reasoning | Call | Malformed
 
 
 class Parser(Protocol):
-    def push(self, text: str) -> list[Event]: ...
+    def push(self, text: str) -> list[TextEvent]: ...
 
-    def finish(self) -> list[Event]:
+    def finish(self) -> list[TextEvent]:
         """The rest. Nothing may be pushed afterwards."""
 
 
 class Plain:
     """Everything is text."""
 
-    def push(self, text: str) -> list[Event]:
+    def push(self, text: str) -> list[TextEvent]:
         return [Text(text)] if text else []
 
-    def finish(self) -> list[Event]:
+    def finish(self) -> list[TextEvent]:
         return []
 
 
@@ -125,9 +125,9 @@ class ToolFormat:
     """Of a call. Some templates take only their own kind."""
 
 
-def merged(events: Sequence[Event]) -> list[Event]:
+def merged(events: Sequence[TextEvent]) -> list[TextEvent]:
     """The same, neighbouring texts of one kind joined."""
-    found: list[Event] = []
+    found: list[TextEvent] = []
     for event in events:
         last = found[-1] if found else None
         if isinstance(event, Text) and isinstance(last, Text):

@@ -19,11 +19,11 @@ from typing import Protocol
 from quire.text.tools.base import (
     MAX_CALL_CHARS,
     Call,
-    Event,
     Malformed,
     NotACall,
     Reason,
     Text,
+    TextEvent,
 )
 from quire.text.tools.calls import calls_of
 from quire.text.tools.scanning import JsonExtent, first_marker, held_back
@@ -71,15 +71,15 @@ class Framed:
         self._raw: list[str] = []
         self._num_raw = 0
 
-    def push(self, text: str) -> list[Event]:
+    def push(self, text: str) -> list[TextEvent]:
         self._buffer += text
-        events: list[Event] = []
+        events: list[TextEvent] = []
         while self._advance(events):
             pass
         return events
 
-    def finish(self) -> list[Event]:
-        events: list[Event] = []
+    def finish(self) -> list[TextEvent]:
+        events: list[TextEvent] = []
         while self._state is _State.BODY:  # each time behind another opening
             self._end_body(events)
             while self._advance(events):
@@ -90,7 +90,7 @@ class Framed:
             rest = "" if is_end else rest
         return events + ([Text(rest)] if rest else [])
 
-    def _advance(self, events: list[Event]) -> bool:
+    def _advance(self, events: list[TextEvent]) -> bool:
         """Whether there is more to do with what is here."""
         match self._state:
             case _State.OUTSIDE:
@@ -100,7 +100,7 @@ class Framed:
             case _State.AFTER:
                 return self._after()
 
-    def _outside(self, events: list[Event]) -> bool:
+    def _outside(self, events: list[TextEvent]) -> bool:
         found = first_marker(self._buffer, self._markers)
         if found is None:
             end = len(self._buffer) - held_back(self._buffer, self._markers)
@@ -123,7 +123,7 @@ class Framed:
         self._state = _State.BODY
         self._is_start = False
 
-    def _inside(self, events: list[Event]) -> bool:
+    def _inside(self, events: list[TextEvent]) -> bool:
         assert self._body is not None
         text, self._buffer = self._buffer, ""
         try:
@@ -142,7 +142,7 @@ class Framed:
         self._end_body(events)
         return True
 
-    def _end_body(self, events: list[Event]) -> None:
+    def _end_body(self, events: list[TextEvent]) -> None:
         assert self._body is not None
         try:
             events += self._body.calls()
@@ -151,7 +151,7 @@ class Framed:
             return
         self._state, self._body, self._is_closed = _State.AFTER, None, False
 
-    def _give_up(self, reason: Reason, events: list[Event]) -> bool:
+    def _give_up(self, reason: Reason, events: list[TextEvent]) -> bool:
         """What was taken for a call is text. Another may begin behind its opening.
 
         That is read again, which takes linear time all the same: a body of JSON ends at the next

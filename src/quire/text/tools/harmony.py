@@ -16,13 +16,13 @@ import re
 from quire.text.tools.base import (
     MAX_CALL_CHARS,
     Call,
-    Event,
     Malformed,
     NotACall,
     Parser,
     Reason,
     Reasoning,
     Text,
+    TextEvent,
     ToolFormat,
     Tools,
 )
@@ -60,15 +60,15 @@ class HarmonyParser:
         self._num_held = 0
         self._buffer = ""
 
-    def push(self, text: str) -> list[Event]:
+    def push(self, text: str) -> list[TextEvent]:
         self._buffer += text
-        events: list[Event] = []
+        events: list[TextEvent] = []
         while self._read_head(events) if self._place is _Place.HEAD else self._read_body(events):
             pass
         return events
 
-    def finish(self) -> list[Event]:
-        events: list[Event] = []
+    def finish(self) -> list[TextEvent]:
+        events: list[TextEvent] = []
         rest, self._buffer = self._buffer, ""
         if self._place is not _Place.HEAD:
             self._take(rest, events)
@@ -77,7 +77,7 @@ class HarmonyParser:
             events += [Malformed(Reason.UNFINISHED), Text(rest)]
         return events
 
-    def _read_head(self, events: list[Event]) -> bool:
+    def _read_head(self, events: list[TextEvent]) -> bool:
         at = self._buffer.find(MESSAGE)
         if max(at, len(self._buffer) if at < 0 else 0) > _MAX_HEAD_CHARS or self._is_no_head():
             return self._begin_text(events)
@@ -97,7 +97,7 @@ class HarmonyParser:
         heads = (CHANNEL, START, "to=", "assistant", *ENDS)
         return not any(text.startswith(each) or each.startswith(text) for each in heads)
 
-    def _begin_text(self, events: list[Event]) -> bool:
+    def _begin_text(self, events: list[TextEvent]) -> bool:
         """There is no head. A marker that is here is text, and ends nothing."""
         found = first_marker(self._buffer, ENDS)
         taken = 0
@@ -113,7 +113,7 @@ class HarmonyParser:
         self._place, self._head, self._held, self._num_held = place, head, [], 0
         return True
 
-    def _read_body(self, events: list[Event]) -> bool:
+    def _read_body(self, events: list[TextEvent]) -> bool:
         found = first_marker(self._buffer, ENDS)
         end = found[0] if found else len(self._buffer) - held_back(self._buffer, ENDS)
         self._take(self._buffer[:end], events)
@@ -126,7 +126,7 @@ class HarmonyParser:
         self._place = _Place.HEAD
         return bool(self._buffer)
 
-    def _take(self, text: str, events: list[Event]) -> None:
+    def _take(self, text: str, events: list[TextEvent]) -> None:
         if not text:
             return
         match self._place:
@@ -138,7 +138,7 @@ class HarmonyParser:
                 self._held.append(text)
                 self._num_held += len(text)
 
-    def _end(self, events: list[Event]) -> None:
+    def _end(self, events: list[TextEvent]) -> None:
         if self._place is not _Place.CALL:
             return
         text = "".join(self._held)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from quire.text.tools.base import Event, Parser, Reasoning
+from quire.text.tools.base import Parser, Reasoning, TextEvent
 from quire.text.tools.scanning import held_back
 
 
@@ -46,17 +46,17 @@ class Thinking:
         self._place = _Place.OPENED if is_open else _Place.START
         self._buffer = ""
 
-    def push(self, text: str) -> list[Event]:
+    def push(self, text: str) -> list[TextEvent]:
         if self._place is _Place.ANSWER:
             return self._rest.push(text)
         self._buffer += text
-        events: list[Event] = []
+        events: list[TextEvent] = []
         while self._advance(events):
             pass
         return events
 
-    def finish(self) -> list[Event]:
-        events: list[Event] = []
+    def finish(self) -> list[TextEvent]:
+        events: list[TextEvent] = []
         rest, self._buffer = self._buffer, ""
         if self._place is _Place.START and rest:
             events += self._rest.push(rest)
@@ -64,7 +64,7 @@ class Thinking:
             events.append(Reasoning(rest))
         return events + self._rest.finish()
 
-    def _advance(self, events: list[Event]) -> bool:
+    def _advance(self, events: list[TextEvent]) -> bool:
         """Whether there is more to do with what is here."""
         match self._place:
             case _Place.START:
@@ -99,7 +99,7 @@ class Thinking:
         self._place = then
         return True
 
-    def _inside(self, events: list[Event]) -> bool:
+    def _inside(self, events: list[TextEvent]) -> bool:
         closing = self._bounds.closing
         at = self._buffer.find(closing)
         if at >= 0:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 from quire.text.tools import formats
-from quire.text.tools.base import Event, Tools, merged
+from quire.text.tools.base import TextEvent, Tools, merged
 
 Written = tuple[str, dict[str, Any]]
 """A function's name and its arguments."""
@@ -151,10 +151,10 @@ CASES = {
 }
 
 
-def parsed(format: str, pieces: Sequence[str], tools: Tools = TOOLS) -> list[Event]:
+def parsed(format: str, pieces: Sequence[str], tools: Tools = TOOLS) -> list[TextEvent]:
     """What comes of an answer that arrives in these pieces."""
     parser = formats()[format].parser(tools)
-    events: list[Event] = []
+    events: list[TextEvent] = []
     for piece in pieces:
         events += parser.push(piece)
     return merged(events + parser.finish())
