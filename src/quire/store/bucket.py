@@ -23,7 +23,13 @@ from obstore import exceptions, store
 
 from quire.errors import StoreError, StoreURLError
 from quire.store.base import Blob, NewObject, ObjectName, StoredObject, StoreStats
-from quire.store.bucket_errors import as_error, as_status, is_missing, is_no_bucket
+from quire.store.bucket_errors import (
+    as_error,
+    as_status,
+    is_missing,
+    is_no_bucket,
+    is_not_implemented,
+)
 from quire.store.lately import just_made
 from quire.store.paths import Sent, put_paths
 from quire.store.url import Options, StoreURL
@@ -70,6 +76,8 @@ class BucketStore:
         self._requests: set[asyncio.Task[Any]] = set()
         """Under way, of all calls; known to the loop only."""
         self._made = just_made()
+        self._knows_conditions = True
+        """Until the server says that it does not."""
         self._lock = threading.Lock()
         self._closed = False
 
@@ -178,13 +186,22 @@ class BucketStore:
     async def _write(self, new: _Whole) -> PageStatus:
         """One object, published when all of it has come."""
         path, data = path_of(new.name), new.data
-        try:
-            await obstore.put_async(self._bucket, path, data, mode="create", use_multipart=False)
-            self._made.add([new.name])
-        except (FileExistsError, exceptions.AlreadyExistsError):
-            pass
-        except (NotImplementedError, exceptions.NotSupportedError):
-            await obstore.put_async(self._bucket, path, data, use_multipart=False)
+        if self._knows_conditions:
+            try:
+                await obstore.put_async(
+                    self._bucket, path, data, mode="create", use_multipart=False
+                )
+            except (FileExistsError, exceptions.AlreadyExistsError):
+                return _OK
+            except (NotImplementedError, exceptions.BaseError) as error:
+                if not is_not_implemented(error):
+                    raise
+            else:
+                self._made.add([new.name])
+                return _OK
+        # Over what is there: the same page, if anything. Nobody says whether it was made here.
+        await obstore.put_async(self._bucket, path, data, use_multipart=False)
+        self._knows_conditions = False
         return _OK
 
     def has_made(self, name: ObjectName) -> bool:
