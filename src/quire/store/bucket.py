@@ -5,7 +5,8 @@
 
 Many requests at once, on an event loop of its own: a bucket is far away and wide. A bucket orders
 nothing by use and has no budget: what goes, and when, is its lifecycle's. Credentials come from
-where that ecosystem keeps them (environment, files, the machine's role), never from the URL.
+where that ecosystem keeps them (environment, see bucket_login.py, the machine's role), never from
+the URL.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from quire.store.bucket_errors import (
     is_no_bucket,
     is_not_implemented,
 )
+from quire.store.bucket_login import login_of_file
 from quire.store.lately import just_made
 from quire.store.paths import Sent, put_paths
 from quire.store.url import Options, StoreURL
@@ -350,7 +352,7 @@ def open_url(url: StoreURL) -> BucketStore:
 
 
 def bucket_of(url: StoreURL) -> ObjectStore:
-    """With the prefix, if there is one. Raises StoreURLError."""
+    """With the prefix, if there is one. Raises StoreURLError, StoreError."""
     options = Options(url)
     endpoint, region = options.text("endpoint", ""), options.text("region", "")
     options.finish()
@@ -370,6 +372,8 @@ def bucket_of(url: StoreURL) -> ObjectStore:
         settings["region"] = region
     if settings and url.scheme != "s3":
         raise StoreURLError(f"{url.shown!r}: endpoint and region are for s3://")
+    if url.scheme == "s3" and (login := login_of_file()) is not None:
+        settings["credential_provider"] = login
     try:
         return store.from_url(
             f"{url.scheme}://{url.host}{url.path}",

@@ -80,8 +80,8 @@ def _sentence(answer: BaseException) -> str:
         said = f"the bucket's server is busy or in trouble ({code}): try again later"
     elif _ROLE_ADDRESS in text:
         said = (
-            "there are no credentials in the environment, nor has this machine a role: set them, "
-            "of S3 for example AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            "there are no credentials in the environment or their file, nor has this machine a "
+            "role: set them, of S3 for example AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
     elif _NOT_SENT in text:
         said = (
