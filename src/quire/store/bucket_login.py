@@ -40,14 +40,14 @@ def login_of_file(environ: Mapping[str, str] = os.environ) -> Callable[[], S3Cre
     login = _FileLogin(os.path.expanduser(file), named or "default")
     try:
         login()
-    except (FileNotFoundError, KeyError):
+    except (OSError, KeyError):
         if not named:
             return None
         raise StoreError(
             f"profile {named!r} of AWS_PROFILE has no access key in {file}: write it there, or set "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         ) from None
-    except (OSError, UnicodeDecodeError, BadFile) as error:
+    except (UnicodeDecodeError, BadFile) as error:
         raise StoreError(
             f"{file} cannot be read ({type(error).__name__}): check it, or set AWS_ACCESS_KEY_ID "
             "and AWS_SECRET_ACCESS_KEY"
@@ -63,7 +63,7 @@ class _FileLogin:
         self._last: S3Credential | None = None
 
     def __call__(self) -> S3Credential:
-        """Raises FileNotFoundError, KeyError: it says nothing; and what a bad file raises."""
+        """Raises OSError, KeyError: it says nothing; and what a bad file raises."""
         try:
             self._last = self._read()
         except (OSError, UnicodeDecodeError, BadFile, KeyError):

@@ -115,6 +115,11 @@ def test_without_a_profile_there_it_is_the_machines_role(file, text):
     assert login_of_file({}) is None
 
 
+def test_nor_is_a_home_that_is_none_in_the_way_of_it(monkeypatch):
+    monkeypatch.setenv("HOME", "/dev/null")
+    assert login_of_file({}) is None
+
+
 @pytest.mark.parametrize("text", [None, TWO, "[third]\naws_access_key_id = THIRD\n"])
 def test_a_profile_that_is_not_there_is_one_sentence_with_its_name(file, text):
     if text is None:
