@@ -5,7 +5,8 @@
 
 Many requests at once, on an event loop of its own: a bucket is far away and wide. A bucket orders
 nothing by use and has no budget: what goes, and when, is its lifecycle's. Credentials come from
-where that ecosystem keeps them (environment, files, the machine's role), never from the URL.
+where that ecosystem keeps them (environment, see bucket_login.py, the machine's role), never from
+the URL.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from obstore import exceptions, store
 
 from quire.errors import StoreError, StoreURLError
 from quire.store.base import Blob, NewObject, ObjectName, StoredObject, StoreStats
-from quire.store.bucket_errors import as_error, as_status, is_missing, is_no_bucket
+from quire.store.bucket_errors import (
+    as_error,
+    as_status,
+    is_missing,
+    is_no_bucket,
+    is_not_implemented,
+)
+from quire.store.bucket_login import login_of_file
 from quire.store.lately import just_made
 from quire.store.paths import Sent, put_paths
 from quire.store.url import Options, StoreURL
@@ -70,6 +78,8 @@ class BucketStore:
         self._requests: set[asyncio.Task[Any]] = set()
         """Under way, of all calls; known to the loop only."""
         self._made = just_made()
+        self._knows_conditions = True
+        """Until the server says that it does not."""
         self._lock = threading.Lock()
         self._closed = False
 
@@ -178,13 +188,22 @@ class BucketStore:
     async def _write(self, new: _Whole) -> PageStatus:
         """One object, published when all of it has come."""
         path, data = path_of(new.name), new.data
-        try:
-            await obstore.put_async(self._bucket, path, data, mode="create", use_multipart=False)
-            self._made.add([new.name])
-        except (FileExistsError, exceptions.AlreadyExistsError):
-            pass
-        except (NotImplementedError, exceptions.NotSupportedError):
-            await obstore.put_async(self._bucket, path, data, use_multipart=False)
+        if self._knows_conditions:
+            try:
+                await obstore.put_async(
+                    self._bucket, path, data, mode="create", use_multipart=False
+                )
+            except (FileExistsError, exceptions.AlreadyExistsError):
+                return _OK
+            except (NotImplementedError, exceptions.BaseError) as error:
+                if not is_not_implemented(error):
+                    raise
+            else:
+                self._made.add([new.name])
+                return _OK
+        # Over what is there: the same page, if anything. Nobody says whether it was made here.
+        await obstore.put_async(self._bucket, path, data, use_multipart=False)
+        self._knows_conditions = False
         return _OK
 
     def has_made(self, name: ObjectName) -> bool:
@@ -333,7 +352,7 @@ def open_url(url: StoreURL) -> BucketStore:
 
 
 def bucket_of(url: StoreURL) -> ObjectStore:
-    """With the prefix, if there is one. Raises StoreURLError."""
+    """With the prefix, if there is one. Raises StoreURLError, StoreError."""
     options = Options(url)
     endpoint, region = options.text("endpoint", ""), options.text("region", "")
     options.finish()
@@ -353,6 +372,8 @@ def bucket_of(url: StoreURL) -> ObjectStore:
         settings["region"] = region
     if settings and url.scheme != "s3":
         raise StoreURLError(f"{url.shown!r}: endpoint and region are for s3://")
+    if url.scheme == "s3" and (login := login_of_file()) is not None:
+        settings["credential_provider"] = login
     try:
         return store.from_url(
             f"{url.scheme}://{url.host}{url.path}",

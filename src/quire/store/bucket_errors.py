@@ -23,6 +23,7 @@ _MISSING = ("NoSuchBucket", "ContainerNotFound")
 _ELSEWHERE = ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraint")
 _REFUSED = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
 _BUSY = ("SlowDown", "InternalError", "ServiceUnavailable", "ServerBusy")
+_STATUS_501 = "non-2xx status code: 501 "
 _REDIRECTED, _NOT_SENT = "Received redirect without LOCATION", "HTTP error: error sending request"
 
 
@@ -33,6 +34,14 @@ def is_missing(answer: object) -> bool:
 
 def is_no_bucket(answer: object) -> bool:
     return is_missing(answer) and _code(str(answer)) in _MISSING
+
+
+def is_not_implemented(answer: BaseException) -> bool:
+    """The server, or the library for it, does not know what it was asked for: a condition."""
+    if isinstance(answer, NotImplementedError | exceptions.NotSupportedError):
+        return True
+    text = _told(answer)
+    return _code(text) == "NotImplemented" or _STATUS_501 in text
 
 
 def as_status(answer: PageStatus | BaseException) -> PageStatus:
@@ -52,7 +61,7 @@ def as_error(answer: BaseException) -> OSError | StoreError:
 
 
 def _sentence(answer: BaseException) -> str:
-    text = str(answer).partition("\n\nDebug source")[0]
+    text = _told(answer)
     code, region = _code(text), _REGION.search(text)
     if is_missing(answer):
         said = "there is no such bucket: create it, or check its name and endpoint"
@@ -71,8 +80,8 @@ def _sentence(answer: BaseException) -> str:
         said = f"the bucket's server is busy or in trouble ({code}): try again later"
     elif _ROLE_ADDRESS in text:
         said = (
-            "there are no credentials in the environment, nor has this machine a role: set them, "
-            "of S3 for example AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            "there are no credentials in the environment or their file, nor has this machine a "
+            "role: set them, of S3 for example AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
     elif _NOT_SENT in text:
         said = (
@@ -85,6 +94,10 @@ def _sentence(answer: BaseException) -> str:
             "endpoint and region, and the credentials in the environment"
         )
     return said
+
+
+def _told(answer: BaseException) -> str:
+    return str(answer).partition("\n\nDebug source")[0]
 
 
 def _code(text: str) -> str:

@@ -15,9 +15,7 @@ from quire.errors import StoreURLError
 from quire.store.base import Pages, WriteWhen
 from quire.store.client import PageStore
 from quire.store.packing import Packer, PackKind
-from quire.store.url import StoreURL, open_store, split_urls
-
-_JOINED = ("mooncake",)
+from quire.store.url import StoreURL, open_store, parse_url, split_urls
 
 Choice = TypeVar("Choice", bound=enum.StrEnum)
 
@@ -50,8 +48,13 @@ def check_pages(text: str) -> None:
     for url in split_urls(text):
         choice_in(url, "write", WriteWhen.THROUGH)
         choice_in(url, "codec", PackKind.NONE)
-        if url.scheme not in _JOINED:
-            open_store(without_page_options(url)).close()
+        plain = without_page_options(url)
+        if url.scheme == "mooncake":
+            from quire.store.mooncake.store import read_url  # costs those who use it
+
+            read_url(parse_url(plain))
+        else:
+            open_store(plain).close()
 
 
 def is_only_read(url: StoreURL) -> bool:

@@ -10,9 +10,9 @@ Knows nothing of any particular store.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from quire.errors import ConfigError, StoreError, StoreURLError
@@ -213,6 +213,19 @@ def opener_of(url: StoreURL) -> Callable[[StoreURL], Store]:
     except (ImportError, AttributeError) as error:
         raise StoreError(
             f"the plug-in for {url.scheme!r} stores cannot be loaded ({error}): "
-            f"install what it needs, such as quire[{url.scheme}]"
+            f"{_what_it_needs(known, url.scheme)}"
         ) from error
     return opener
+
+
+def _what_it_needs(known: Mapping[str, EntryPoint], scheme: str) -> str:
+    """What to install: its package has an extra that goes by the scheme, or by another that the
+    same function opens."""
+    entry = known[scheme]
+    if entry.dist is None:
+        return "install what it needs"
+    extras = set(entry.dist.metadata.get_all("Provides-Extra", []))
+    alike = {name for name, other in known.items() if other.value == entry.value}
+    for extra in extras & alike:
+        return f"pip install '{entry.dist.name}[{extra}]'"
+    return "install what it needs"

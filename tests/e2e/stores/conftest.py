@@ -23,7 +23,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
         def start(kind: str) -> object:
             if kind == "s3":
                 for package in ("moto", "flask_cors", "obstore"):
-                    pytest.importorskip(package, reason="needs the packages of the dev extra")
+                    pytest.importorskip(
+                        package, reason=f"no {package} here: pip install 'quire[dev]'"
+                    )
             if kind not in made:
                 made[kind] = kinds[kind](tmp_path_factory.mktemp(kind))
                 stack.callback(made[kind].stop)

@@ -150,6 +150,7 @@ class Folder(Place):
             "emptied": Fault(self._empty, _nothing),
             "wiped": Fault(self._wipe, _nothing),
             "gone": Fault(self._take_away, self._bring_back),
+            "became a file": Fault(self._put_a_file, self._bring_back, is_silence=True),
         }
 
     def _empty(self) -> None:
@@ -167,9 +168,19 @@ class Folder(Place):
     def _take_away(self) -> None:
         self._root.rename(self._away)
 
+    def _put_a_file(self) -> None:
+        """Where it was; who writes there may be quicker."""
+        self._take_away()
+        while not self._root.is_file():
+            shutil.rmtree(self._root, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._root.touch()
+
     def _bring_back(self) -> None:
         """What was written meanwhile goes; who still writes there may be quicker."""
         while self._away.exists():
+            with contextlib.suppress(OSError):
+                self._root.unlink()
             shutil.rmtree(self._root, ignore_errors=True)
             with contextlib.suppress(OSError):
                 self._away.rename(self._root)
@@ -314,7 +325,7 @@ PLACES: dict[str, Callable[[Path], Place]] = {
 }
 _OF_ALL = ("killed", "paused", "restarted empty", "slow", "shaped", "cut", "full", "damaged")
 MATRIX = [
-    *(("file", fault) for fault in ("damaged", "emptied", "wiped", "gone")),
+    *(("file", fault) for fault in ("damaged", "emptied", "wiped", "gone", "became a file")),
     ("disk", "full"),
     *(("redis", f) for f in (*_OF_ALL, "revoked", "no values", "forgotten", "a replica")),
     *(("s3", fault) for fault in (*_OF_ALL, "revoked")),

@@ -40,7 +40,7 @@ def opened(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "tests")
     if kind == "s3":
         for package in ("moto", "flask_cors", "obstore"):
-            pytest.importorskip(package, reason="needs the packages of the dev extra")
+            pytest.importorskip(package, reason=f"no {package} here: pip install 'quire[dev]'")
     made = PLACES[kind](folder)
     try:
         yield made

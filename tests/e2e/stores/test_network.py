@@ -84,7 +84,7 @@ def far(
         pytest.skip(reason)
     if request.param == "s3":
         for package in ("moto", "flask_cors", "obstore"):
-            pytest.importorskip(package, reason="needs the packages of the dev extra")
+            pytest.importorskip(package, reason=f"no {package} here: pip install 'quire[dev]'")
     with Network() as there:
         link = Link(Home(), there)
         with there.inside():

@@ -3,12 +3,16 @@ engine's pages and after a restart."""
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from e2e.exactness import scenarios
 from e2e.exactness.rig import engine_rig
 from e2e.exactness.subjects import SMOLLM2, TINY_LLAMA, Subject
+from quire.store import open_store
 from quire.types import Tier
+from store_servers import Mooncake
 
 QUICK = ["redis", "mooncake before file+lz4"]
 STORES = [*QUICK, "s3", "mooncake", "redis+zstd", "redis before file", "mooncake before s3+lz4"]
@@ -54,3 +58,25 @@ def test_of_two_engines_the_second_finds_what_the_first_computed_c32(
         first.flush(Tier.DEVICE, Tier.HOST)
         scenarios.ask(subject, first, prompts, "the first, from the store")
         assert first.reused("store") > 0.5 * sum(map(len, prompts))
+
+
+@LONG
+def test_ranks_that_give_memory_are_a_pool_without_anybody_else_c32(tmp_path) -> None:
+    """Each rank of each engine gives a segment, and nobody else does: a second engine finds what
+    the first computed; when that ends, what lay in its memory is computed again."""
+    pool, prompts = Mooncake(tmp_path, holders=0), TINY_LLAMA.ask()
+    options = {"tp": 2, "store": f"{pool.url}&segment=64MiB", **scenarios.WAIT}
+    try:
+        with engine_rig(TINY_LLAMA, **options) as second:
+            with engine_rig(TINY_LLAMA, **options) as first:
+                with closing(open_store(pool.url)) as guest:
+                    assert guest.stats().capacity_bytes == 4 * (64 << 20)
+                scenarios.ask(TINY_LLAMA, first, prompts, "the first, cold")
+                first.settle()
+                scenarios.ask(TINY_LLAMA, second, prompts, "the second, from the pool")
+                assert second.reused("store") > 0.5 * sum(map(len, prompts))
+            second.flush(Tier.DEVICE, Tier.HOST)
+            scenarios.ask(TINY_LLAMA, second, prompts, "the second, alone")
+            second.settle()
+    finally:
+        pool.stop()

@@ -22,6 +22,9 @@ from e2e.stores.test_faults import OPTIONS, ask, counters, meanwhile, opened, us
 from quire.types import Tier
 
 SECONDS = float(os.environ.get("QUIRE_SOAK_S", "45"))
+HANGS_S = 60.0
+"""Nothing that is asked takes so long, on any machine that runs the rest of these tests: a request
+waits ten seconds for what it fetches, and then computes. With that, 17 seconds were seen."""
 MORE = 48
 """Threads and open files that may be there at the end beside those after the first request: lanes
 and connections are kept, as many as were needed at once."""
@@ -67,6 +70,7 @@ def test_random_faults_under_load_cost_hits_and_nothing_else_c18(
         print(f"{kind}: {met.total()} faults: {dict(met)}")
         print(f"{len(asked_s)} times asked, the longest took {max(asked_s):.1f} s")
         print(f"threads, files before and after: {before}, {held()}; {counters(rig)}")
+        assert max(asked_s) < HANGS_S, "somebody waited for what has no deadline"
         more = MORE + LANES * sum(met[fault] for fault in DEATHS)
         assert all(now <= was + more for was, now in zip(before, held(), strict=True))
 

@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
-from quire.store.base import HEADER_BYTES, Part, Store
+from quire.store.base import HEADER_BYTES, Part, Store, WriteWhen
 from quire.store.client import PageStore
 from quire.store.codec import object_name
 from quire.store.file import FileStore
+from quire.store.opening import choice_in, without_page_options
+from quire.store.packing import PackKind
+from quire.store.url import opener_of, parse_url, split_urls
 from quire.types import NO_PARENT, Owner, PageKey, PageStatus
 from store_servers import Mooncake, Moto, Valkey, clustered
 
@@ -135,6 +138,37 @@ def client() -> Iterator[Callable[..., PageStore]]:
         each.close()
 
 
+class Read(Exception):
+    """A URL was, to its end; what it names would be opened now."""
+
+
+@pytest.fixture
+def read_as_stores_do(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Every URL, by what opens it, without anything being opened, joined or asked."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "none")
+
+    def is_read(*_: object, **__: object) -> None:
+        raise Read
+
+    for place in ("file.store.FileStore", "redis.store.Nodes", "mooncake.store.Pool"):
+        monkeypatch.setattr(f"quire.store.{place}", is_read)
+    monkeypatch.setattr("quire.store.mooncake.store._own_host", lambda *_: "here")
+
+    def read(text: str) -> None:
+        for url in split_urls(text):
+            choice_in(url, "write", WriteWhen.THROUGH)
+            choice_in(url, "codec", PackKind.NONE)
+            plain = parse_url(without_page_options(url))
+            if plain.scheme in ("s3", "gs", "az"):
+                pytest.importorskip("obstore", reason="needs the packages of the s3 extra")
+                monkeypatch.setattr("quire.store.bucket.BucketStore", is_read)
+            with pytest.raises(Read):
+                opener_of(plain)(plain)
+
+    return read
+
+
 class FileStores:
     """Makes FileStores on one directory, already scanned."""
 
@@ -186,7 +220,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Valkey]]:
 def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moto]:
     """A test double."""
     for package in ("moto", "flask_cors", "obstore"):
-        pytest.importorskip(package, reason="needs the packages of the dev extra")
+        pytest.importorskip(package, reason=f"no {package} here: pip install 'quire[dev]'")
     server = Moto(tmp_path_factory.mktemp("moto"))
     yield server
     server.stop()

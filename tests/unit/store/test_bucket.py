@@ -185,6 +185,12 @@ class Gathering(ThreadingHTTPServer):
     def change(self) -> None:
         """Asked to, and refuses."""
 
+    def keep(self, request: BaseHTTPRequestHandler) -> None:
+        self.change()
+        request.send_response(403)
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
     def look(self, request: BaseHTTPRequestHandler) -> None:
         self.all_here.wait()
         request.send_response(404)
@@ -200,10 +206,7 @@ class Asked(BaseHTTPRequestHandler):
         self.server.answer(self)
 
     def do_PUT(self):
-        self.server.change()
-        self.send_response(403)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        self.server.keep(self)
 
     def log_message(self, *_):
         """Quietly."""
@@ -316,6 +319,71 @@ class ReadOnly(Overloaded):
         request.send_header("Content-Length", str(len(self.data)))
         request.end_headers()
         request.wfile.write(self.data)
+
+
+class Unconditional(Gathering):
+    """It keeps what it is sent, unless that is on a condition: it does not know any."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(0)
+        self.status, self.said = status, said.encode()
+        self.objects: dict[str, bytes] = {}
+        self.refused = 0
+
+    def look(self, request: BaseHTTPRequestHandler) -> None:
+        self._send(request, b"", self.objects.get(request.path))
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        self._send(request, self.objects.get(request.path, b""), self.objects.get(request.path))
+
+    def keep(self, request: BaseHTTPRequestHandler) -> None:
+        data = request.rfile.read(int(request.headers["Content-Length"]))
+        is_refused = "If-None-Match" in request.headers
+        self.refused += is_refused
+        if not is_refused:
+            self.objects[request.path] = data
+        request.send_response(self.status if is_refused else 200)
+        request.send_header("ETag", '"1"')
+        request.send_header("Content-Length", str(len(self.said) if is_refused else 0))
+        request.end_headers()
+        request.wfile.write(self.said if is_refused else b"")
+
+    def _send(self, request: BaseHTTPRequestHandler, body: bytes, there: bytes | None) -> None:
+        request.send_response(404 if there is None else 200)
+        request.send_header("ETag", '"1"')
+        request.send_header("Last-Modified", "Tue, 17 Nov 2026 10:00:00 GMT")
+        request.send_header("Content-Length", str(len(there or b"")))
+        request.end_headers()
+        request.wfile.write(body)
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (501, ""),
+        (501, "<Error><Code>NotImplemented</Code></Error>"),
+        (400, "<Error><Code>NotImplemented</Code></Error>"),
+    ],
+)
+def test_a_server_that_knows_no_conditions_is_written_to_without(client, pages, status, said):
+    """It is asked once, and that is remembered."""
+    server = Unconditional(status, said)
+    with served(server) as store:
+        cache = client(store)
+        assert pages.put_path(cache, 1) == [OK]
+        refused = server.refused
+        assert pages.put_path(cache, 2, 3, after=1) == [OK, OK]
+        assert pages.get(cache, 1, 2, 3, 4) == [OK, OK, OK, MISS]
+    assert refused >= 1
+    assert server.refused == refused
+
+
+def test_a_server_that_takes_nothing_at_all_is_not_taken_for_one_without_conditions(client, pages):
+    server = Unconditional(503, "<Error><Code>SlowDown</Code></Error>")
+    with served(server) as store:
+        assert pages.put(client(store), 1) == [PageStatus.FAILED]
+        assert store._knows_conditions
+    assert not server.objects
 
 
 def test_a_damaged_page_that_we_may_not_set_aside_is_told_as_damaged_c17(client, pages):

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 import tomllib
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quire.settings.options import OPTIONS
-from quire.store.opening import choice_in, without_page_options
-from quire.store.packing import PackKind
 from quire.store.url import parse_url
 
 yaml = pytest.importorskip("yaml")
@@ -59,12 +56,11 @@ def test_two_engines_share_one_store(store):
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_the_url_is_one_that_is_understood_and_names_a_service(store):
-    url = parse_url(services(store)["one"]["environment"]["QUIRE_STORE"])
+def test_the_url_is_one_that_is_understood_and_names_a_service(store, read_as_stores_do):
+    text = services(store)["one"]["environment"]["QUIRE_STORE"]
+    read_as_stores_do(text)
+    url = parse_url(text)
     assert url.scheme == store
-    assert url.scheme in {entry.name for entry in entry_points(group="quire.stores")}
-    choice_in(url, "codec", PackKind.NONE)
-    assert "codec" not in without_page_options(url)
     where = url.options.get("endpoint", f"//{url.host}")
     assert re.search(r"//([a-z]+):\d+", where)[1] in services(store)
 
@@ -80,3 +76,15 @@ def test_the_image_has_the_extras_that_it_needs(store):
         assert store in named[0].split(",")
     if "codec=" in text_of(store):
         assert "codecs" in named[0].split(",")
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_the_commands_to_type_name_files_that_there_are(store):
+    """The image first: each says how it is built, and with which extras."""
+    said = [line for line in text_of(store).splitlines() if line.startswith("#")]
+    build, up = (line.removeprefix("#").split() for line in said if "docker" in line)
+    assert build[:2] == ["docker", "build"]
+    assert build[-3:] == ["-t", services(store)["one"]["image"], "."]
+    assert up == ["docker", "compose", "-f", f"deploy/compose.{store}.yaml", "up"]
+    assert (ROOT / build[build.index("-f") + 1]).is_file()
+    assert " ".join(up) in (ROOT / "docs" / "stores.md").read_text()

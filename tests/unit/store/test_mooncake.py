@@ -103,6 +103,52 @@ def test_a_stage_is_used_again_and_a_small_one_gives_way():
     assert len(known.calls) == 3
 
 
+class Client:
+    """Of Mooncake, as far as memory is concerned; all of them together know what is registered."""
+
+    def __init__(self, registered):
+        self.registered = registered
+
+    def register_buffer(self, address, size_bytes):
+        self.registered[address] = size_bytes
+        return 0
+
+    def unregister_buffer(self, address):
+        return 0 if self.registered.pop(address, None) else -600
+
+    def batch_is_exist(self, keys):
+        return [1] * len(keys)
+
+    def close(self):
+        self.registered.clear()
+
+
+def test_a_stage_that_gives_way_while_the_pool_is_not_there_is_not_registered_again(monkeypatch):
+    """Its memory is somebody else's by then."""
+    registered, is_there = {}, [True]
+
+    def join(settings):
+        if not is_there[0]:
+            raise StoreError("nobody is there")
+        return Client(registered), None
+
+    monkeypatch.setattr(clients, "join", join)
+    pool = clients.Pool(clients.PoolSettings("master:50051", "here"))
+    memory = Memory(pool.register, pool.unregister)
+    with memory.stage(10) as stage:
+        small = stage.address
+    assert list(registered) == [small]
+    pool._leave()
+    is_there[0] = False
+    with pytest.raises(StoreError, match="nobody"), memory.stage(3 << 20):
+        """Not given."""
+    is_there[0] = True
+    assert pool.exists(["a"]) == [1]
+    assert registered == {}
+    with memory.stage(3 << 20) as stage:
+        assert registered == {stage.address: 4 << 20}
+
+
 # ---- no room -------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from importlib.metadata import EntryPoint
 
 import pytest
 
@@ -11,7 +12,7 @@ from quire.sizes import format_bytes, parse_size
 from quire.store import open_store
 from quire.store.file import FileStore
 from quire.store.memory import MemoryStore
-from quire.store.opening import open_pages
+from quire.store.opening import check_pages, open_pages
 from quire.store.redis.store import login_of
 from quire.store.url import parse_url, redact
 
@@ -70,6 +71,48 @@ def test_wrong_url_is_one_sentence_with_the_fix(url, message):
     with pytest.raises(StoreURLError, match=message) as caught:
         open_store(url)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_a_bucket_without_its_package_names_an_extra_that_there_is(scheme, monkeypatch):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    for name in ("bucket", "bucket_errors"):
+        monkeypatch.delitem(sys.modules, f"quire.store.{name}", raising=False)
+    with pytest.raises(StoreError, match=r"pip install 'quire\[s3\]'$") as caught:
+        open_store(f"{scheme}://bucket")
+    assert "\n" not in str(caught.value)
+
+
+class OfAnother(EntryPoint):
+    """Of a package with other extras, or of none."""
+
+    dist = None
+
+
+def test_the_package_of_another_is_not_said_to_have_our_extras(monkeypatch):
+    theirs = OfAnother("mine", "no_such_package:open_url", "quire.stores")
+    monkeypatch.setattr("quire.store.url.entry_points", lambda group: [theirs])
+    with pytest.raises(StoreError, match=r"install what it needs$"):
+        open_store("mine://somewhere")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("mooncake://127.0.0.1?bogus=1", "unknown option 'bogus'"),
+        ("mooncake://127.0.0.1?protocol=pigeon&write=back", "'protocol'"),
+        ("memory:// mooncake://127.0.0.1/path", "names no master"),
+        ("file://tmp/x", "three slashes"),
+        ("memory://?codec=rar", "'codec'"),
+    ],
+)
+def test_urls_are_looked_at_before_anything_is_started(url, message):
+    with pytest.raises(StoreURLError, match=message):
+        check_pages(url)
+
+
+def test_a_pool_is_not_joined_to_look_at_its_url():
+    check_pages("mooncake://127.0.0.1:1?replicas=2&write=back&codec=zstd memory://")
 
 
 def test_wrapper_takes_its_options_and_passes_on_the_rest():

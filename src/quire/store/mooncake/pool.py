@@ -116,9 +116,11 @@ class Pool:
             return is_known
 
     def unregister(self, address: int) -> None:
+        """Raises StoreError: then it is not registered again either, when the pool is joined."""
+        with self._calls:
+            self._registered.pop(address, None)
         with self._call() as client:
             client.unregister_buffer(address)
-            self._registered.pop(address, None)
 
     def exists(self, keys: Sequence[str]) -> list[int]:
         """1 or 0, or a code."""

@@ -11,10 +11,12 @@ import mmap
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import numpy as np
+
+from quire.errors import StoreError
 
 POOL_BYTES = 4 << 20
 """Of this size on a mapping counts as a pool."""
@@ -50,7 +52,8 @@ class StagingArea:
 
 
 class Memory:
-    """Thread-safe. `register` and `unregister` are the client's."""
+    """Thread-safe. `register` and `unregister` are the client's. What raises StoreError was not
+    registered, and is not any more."""
 
     def __init__(
         self, register: Callable[[int, int], bool], unregister: Callable[[int], None]
@@ -102,7 +105,8 @@ class Memory:
                 if stage.view.nbytes >= size_bytes:
                     return self._stages.pop(index)
             if self._stages:  # too small: it gives way to one that is not
-                self._unregister(self._stages.pop().address)
+                with suppress(StoreError):  # the pool was left, and then nobody knows it any more
+                    self._unregister(self._stages.pop().address)
         made = StagingArea(max(1 << 20, 1 << (size_bytes - 1).bit_length()))
         if not self._register(made.address, made.view.nbytes):
             raise MemoryError("the pool's client takes no more memory")
