@@ -227,6 +227,8 @@ class GetEvents(_Question, frozen=True, tag="events"):
 
     since: int
     """Number of the last event that who asks knows; 0: none."""
+    cursor: int = 0
+    """Of the last answer."""
 
 
 class GetKeys(_Question, frozen=True, tag="keys"):
@@ -410,10 +412,15 @@ class Event(msgspec.Struct, frozen=True):
 
 class Events(msgspec.Struct, frozen=True):
     last: int
-    """Number of the last event there has been."""
+    """Number of the last event that who asks knows now."""
     events: list[Event]
     complete: bool
-    """False: some after `since` are forgotten already; start over from what comes."""
+    """False: some after `since` are forgotten already; start over from what comes, which is what
+    is present now."""
+    more: bool = False
+    """There are more already."""
+    cursor: int = 0
+    """From where to go on with what is present; 0: with the events after `last`."""
 
 
 class Keys(msgspec.Struct, frozen=True):

@@ -38,6 +38,8 @@ from quire.web.routes import CLIENT_HEADER, router_key
 
 logger = logging.getLogger("quire.router")
 Answer = TypeVar("Answer", bound=msgspec.Struct)
+_SLICE_PAGES = 1024
+"""So many change in the index before others have their turn: about a millisecond."""
 
 
 class MemberSide(enum.StrEnum):
@@ -92,6 +94,8 @@ class TierEvents(msgspec.Struct):
     complete: bool
     events: list[TierEvent]
     more: bool = False
+    cursor: int = 0
+    """What is present is told in pieces: of the next one."""
 
 
 class PromptKeys(msgspec.Struct):
@@ -136,6 +140,8 @@ class Member:
         self.failures = 0
         """Checks in a row without an answer."""
         self.seen_event = 0
+        self.cursor = 0
+        """Where it goes on telling what is present; 0: all that is told."""
         self.wake = asyncio.Event()
         self._reads: set[asyncio.Timeout] = set()
         self._lines: set[EventLine] = set()
@@ -224,7 +230,7 @@ class Member:
 class Fleet:
     def __init__(self, config: RouterConfig, client: httpx.AsyncClient) -> None:
         self.config = config
-        self.index = AffinityIndex(config.max_index_keys)
+        self.index = AffinityIndex(config.max_index_pages)
         self.prefill = [Member(url, MemberSide.PREFILL) for url in _fixed(config.prefill)]
         self.targets = [
             *(Member(url, MemberSide.DECODE) for url in _fixed(config.decode)),
@@ -235,6 +241,7 @@ class Fleet:
         self._client = client
         self._watching: dict[Member, asyncio.Task[None]] = {}
         self._following: dict[Member, asyncio.Task[None]] = {}
+        self._sweeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Ask each of them once, and then again and again."""
@@ -268,11 +275,13 @@ class Fleet:
             for tasks in (self._watching, self._following):
                 if (task := tasks.pop(member, None)) is not None:
                     task.cancel()
-            self.index.forget(url)
+            self._forget(url)
             logger.warning("%s %s has left", member.side.words, url)
 
     async def close(self) -> None:
         tasks = [*self._watching.values(), *self._following.values()]
+        if self._sweeping is not None:
+            tasks.append(self._sweeping)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -368,8 +377,8 @@ class Fleet:
     async def _learn(self, member: Member, health: Health) -> None:
         """What a server is that we do not know yet. Raises _Wrong."""
         if member.instance != health.instance:
-            self.index.forget(member.url)
-            member.seen_event = 0
+            self._forget(member.url)
+            member.seen_event = member.cursor = 0
         member.lets_us_in = False
         member.fingerprint = member.peer = ""
         # Read again: a server that was given none has another after each start.
@@ -407,20 +416,39 @@ class Fleet:
 
     async def _take_events(self, member: Member) -> bool:
         """Whether there are more. Raises _Wrong."""
-        found = await self._get(member, f"/admin/events?since={member.seen_event}", TierEvents)
+        asked = f"/admin/events?since={member.seen_event}"
+        if member.cursor:
+            asked += f"&cursor={member.cursor}"
+        found = await self._get(member, asked, TierEvents)
         if found.instance != member.instance:
             member.wake.set()  # it has started anew: it is asked what it is first
             return False
         if not found.complete:
-            self.index.forget(member.url)
+            self._forget(member.url)
+        num_changed = 0
         for event in found.events:
-            keys = [bytes.fromhex(key) for key in event.keys]
-            if event.kind == "stored":
-                self.index.stored(member.url, event.tier, keys)
-            else:
-                self.index.removed(member.url, event.tier, keys)
-        member.seen_event = found.last
+            change = self.index.stored if event.kind == "stored" else self.index.removed
+            for at in range(0, len(event.keys), _SLICE_PAGES):
+                some = event.keys[at : at + _SLICE_PAGES]
+                change(member.url, event.tier, [bytes.fromhex(key) for key in some])
+                num_changed += len(some)
+                if num_changed >= _SLICE_PAGES:
+                    num_changed = 0
+                    await asyncio.sleep(0)  # streams go on meanwhile
+                    if found.instance != member.instance:
+                        return False  # and it is forgotten
+        member.seen_event, member.cursor = found.last, found.cursor
         return found.more
+
+    def _forget(self, url: str) -> None:
+        """What it had; at once, but freed bit by bit."""
+        self.index.forget(url)
+        if self._sweeping is None or self._sweeping.done():
+            self._sweeping = asyncio.create_task(self._sweep())
+
+    async def _sweep(self) -> None:
+        while self.index.sweep(_SLICE_PAGES):
+            await asyncio.sleep(0)
 
     # ---- asking ---------------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+from quire.engine.eventlog import EventLog
+from quire.manager import CacheEvent, EventBatch, EventKind
 from quire.router.affinity import AffinityIndex
 from unit.router.fakes import eventually, key_of, rig
 
@@ -60,6 +62,34 @@ def test_what_was_not_asked_for_longest_goes_first():
     assert index.matched([B]) == {}
 
 
+def test_of_half_a_million_pages_a_server_is_forgotten_at_once_and_freed_in_slices():
+    index = AffinityIndex(2_000_000)
+    keys = [number.to_bytes(32) for number in range(500_000)]
+    index.stored("one", "device", keys)
+    index.stored("two", "host", keys[:10])
+    assert len(index) == 500_010
+    assert index.matched(keys) == {"one": 500_000, "two": 10}
+    index.forget("one")
+    assert len(index) == 10
+    assert index.matched(keys) == {"two": 10}
+    index.stored("one", "host", keys[:3])  # it is back, while what it had is being freed
+    slices = 0
+    while index.sweep(1000):
+        slices += 1
+    assert slices == 499
+    assert index.matched(keys) == {"one": 3, "two": 10}
+
+
+def test_when_it_is_full_the_server_of_which_most_is_known_makes_room():
+    index = AffinityIndex(4)
+    index.stored("one", "device", [A])
+    index.stored("two", "device", [b"1", b"2", b"3", b"4"])
+    assert len(index) == 4
+    assert index.matched([A]) == {"one": 1}
+    assert index.matched([b"1"]) == {}
+    assert index.matched([b"2", b"3", b"4"]) == {"two": 3}
+
+
 # ---- over HTTP -----------------------------------------------------------------------------------
 
 
@@ -71,7 +101,7 @@ def test_a_prompt_goes_where_its_pages_are():
                 fake.keys = {"warm": keys}
             router.decode[1].stores("x", "y")
             router.prefill[0].stores("x", tier="host")
-            await eventually(lambda: len(router.fleet.index) == 2)
+            await eventually(lambda: len(router.fleet.index) == 3)
             await eventually(lambda: len(router.fleet.index.matched([bytes.fromhex(keys[0])])) == 2)
             for _ in range(4):
                 await router.complete("warm")
@@ -165,3 +195,40 @@ def test_the_busier_one_is_left_alone_even_if_it_has_a_few_pages_more():
             assert [len(fake.seen) for fake in router.decode] == [0, 1]
 
     run(main)
+
+
+def test_a_router_that_comes_late_hears_all_and_nobody_waits_for_it():
+    """The real log of an engine, by the router's own way of asking."""
+    names = [f"page {number}" for number in range(50_000)]
+
+    async def main():
+        async with rig(decode=2, admin_key="root") as router:
+            fake, other = router.decode
+            fake.log = EventLog()
+            for name in names:
+                key = bytes.fromhex(key_of(name))
+                fake.log.take_in(EventBatch([stored(key)], 0), list)
+            slices = []
+            real = router.fleet.index.stored
+
+            def counted(server, tier, keys):
+                slices.append(len(keys))
+                real(server, tier, keys)
+
+            router.fleet.index.stored = counted
+            await eventually(lambda: len(router.fleet.index) == 50_000)
+            assert max(slices) <= 1024
+            fake.log.take_in(EventBatch([stored(b"new".ljust(32))], 0), list)
+            await eventually(lambda: router.fleet.index.matched([b"new".ljust(32)]) != {})
+            assert fake.num_present_asked == 1, "what is present is told once"
+            await fake.stop()
+            fake.log = EventLog()
+            await fake.start()
+            await eventually(lambda: len(router.fleet.index) == 0)
+            await eventually(lambda: not router.fleet.index.sweep(0))
+
+    run(main)
+
+
+def stored(key: bytes) -> CacheEvent:
+    return CacheEvent(EventKind.STORED, "host", "full", key)
