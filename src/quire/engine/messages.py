@@ -312,7 +312,6 @@ class HandoverStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Pages asked for again, by reason."""
     local: dict[str, int] = {}
     """Hand-overs that came to nothing, so that this engine computed the prompt: by reason."""
-    """Hand-overs that came to nothing, by reason."""
     strangers: int = 0
     """Connections that did not get through the handshake."""
     links: dict[str, str] = {}
@@ -327,10 +326,11 @@ class EngineStatus(msgspec.Struct, frozen=True):
     waiting: int
     running: int
     waiting_tokens: int
+    """Of requests that wait."""
     operations: dict[str, int]
+    """In flight, by kind: backup, load, write, fetch, probe, store."""
     waiting_writes: int
     """Parts of prompts that the store is to take and that are not on their way there yet."""
-    """In flight, by kind: backup, load, write, fetch, probe, store."""
     ended: dict[str, CountedTime]
     """By the same kinds."""
     leases: int
@@ -344,6 +344,8 @@ class EngineStatus(msgspec.Struct, frozen=True):
     """None: this engine has no page server and no peers."""
     drafts: DraftStatus | None = None
     """None: nothing is proposed ahead."""
+    running_tokens: int = 0
+    """Of requests that run: prompts, and what was answered."""
 
 
 class DraftStatus(msgspec.Struct, frozen=True):

@@ -50,8 +50,6 @@ class RouterConfig:
     """A server that came by itself and is down for so long is forgotten."""
     names_interval_s: float = 5.0
     """Between two times that a name is looked up."""
-    load_pages: int = 64
-    """One request more on a server weighs as much as so many pages less of a prefix there."""
 
     def __post_init__(self) -> None:
         if bool(self.prefill) != bool(self.decode):

@@ -17,8 +17,8 @@ import asyncio
 import contextlib
 import enum
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -29,6 +29,7 @@ from quire.engine.config import Role
 from quire.errors import ConfigError
 from quire.peer.address import split_address, with_host
 from quire.router.affinity import AffinityIndex
+from quire.router.choose import REQUEST_TOKENS, RUNNING_PART, foreign_load
 from quire.router.config import RouterConfig, is_name
 from quire.router.eventline import EventLine
 from quire.router.sieve import shown_name
@@ -70,6 +71,9 @@ class Health(msgspec.Struct):
     instance: str = ""
     running: int = 0
     waiting: int = 0
+    running_tokens: int = 0
+    """Older servers do not say: then requests alone count."""
+    waiting_tokens: int = 0
     draining: bool = False
 
 
@@ -100,6 +104,15 @@ class TierEvents(msgspec.Struct):
 
 class PromptKeys(msgspec.Struct):
     keys: list[str]
+    page_size: int = 16
+    num_tokens: int = 0
+
+
+class PagedPrompt(NamedTuple):
+    keys: list[bytes]
+    """Of its full pages."""
+    page_size: int
+    num_tokens: int
 
 
 class _Wrong(Exception):
@@ -135,8 +148,11 @@ class Member:
         self.instance = ""
         self.in_flight = 0
         self.reported = Health("")
+        self._our_tokens = 0
+        """To compute or fetch, and a part of those that were: see choose.py."""
         self._foreign = 0
         """Requests there that are not ours."""
+        self._foreign_load = 0
         self.failures = 0
         """Checks in a row without an answer."""
         self.seen_event = 0
@@ -151,17 +167,34 @@ class Member:
         return self.state is MemberState.UP
 
     @property
-    def load(self) -> int:
-        """Requests there: ours at this moment, and those of others as of its last word."""
+    def num_requests(self) -> int:
+        """There: ours at this moment, and those of others as of its last word."""
         return self.in_flight + self._foreign
 
+    @property
+    def load(self) -> int:
+        """What they are to it, in tokens."""
+        return self.in_flight * REQUEST_TOKENS + self._our_tokens + self._foreign_load
+
     @contextlib.contextmanager
-    def busy(self) -> Iterator[None]:
+    def busy(self, num_tokens: int = 0) -> Iterator[Callable[[], None]]:
+        """Around a request of ours. `num_tokens`: of its prompt, that are not there yet; what this
+        yields is called when they are."""
+        weight = num_tokens
+
+        def told() -> None:
+            nonlocal weight
+            self._our_tokens -= weight
+            weight = num_tokens // RUNNING_PART
+            self._our_tokens += weight
+
         self.in_flight += 1
+        self._our_tokens += weight
         try:
-            yield
+            yield told
         finally:
             self.in_flight -= 1
+            self._our_tokens -= weight
 
     @contextlib.asynccontextmanager
     async def reading(self, timeout_s: float) -> AsyncIterator[None]:
@@ -185,7 +218,11 @@ class Member:
 
     def report(self, health: Health) -> None:
         self.reported = health
-        self._foreign = max(health.running + health.waiting - self.in_flight, 0)
+        reported = health.running + health.waiting
+        self._foreign = max(reported - self.in_flight, 0)
+        self._foreign_load = foreign_load(
+            self._foreign, reported, health.running_tokens, health.waiting_tokens
+        )
 
     def cut(self) -> None:
         """Whoever waits for it need not."""
@@ -304,7 +341,7 @@ class Fleet:
             return []
         return [each for each in self.prefill if each.is_up and _same_model(each, target)]
 
-    async def keys(self, member: Member, body: bytes, client: str | None) -> list[bytes]:
+    async def keys(self, member: Member, body: bytes, client: str | None) -> PagedPrompt:
         """The page keys of a request's prompt. `client`: how it names itself to the server. Raises
         httpx.HTTPError, TimeoutError, ValueError."""
         headers = _bearer(member.key) | {"content-type": "application/json"}
@@ -319,7 +356,8 @@ class Fleet:
         if response.status_code != 200:
             raise ValueError(f"{member.url}/admin/keys answered {response.status_code}")
         found = json_decoder(PromptKeys).decode(response.content)
-        return [bytes.fromhex(key) for key in found.keys]
+        keys = [bytes.fromhex(key) for key in found.keys]
+        return PagedPrompt(keys, found.page_size, max(found.num_tokens, len(keys)))
 
     # ---- health ---------------------------------------------------------------------------------
 

@@ -65,6 +65,9 @@ class FakeServer:
         self.fingerprint = "f"
         self.model = MODEL
         self.load = 0
+        """Requests there."""
+        self.tokens: int | None = 0
+        """Of theirs; None: it does not say."""
         self.events: list[dict[str, Any]] = []
         self.log: EventLog | None = None
         """Its events come from there, instead."""
@@ -161,6 +164,8 @@ class FakeServer:
             return
         about: dict[str, Any] = {"role": self.role, "model": self.model}
         about |= {"instance": self._instance, "draining": self.is_draining}
+        if self.tokens is not None:
+            about |= {"running_tokens": 0, "waiting_tokens": self.tokens}
         await _answer(send, 200, {"status": "ok", "running": self.load, "waiting": 0} | about)
 
     async def _admin(

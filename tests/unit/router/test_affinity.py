@@ -190,9 +190,65 @@ def test_the_busier_one_is_left_alone_even_if_it_has_a_few_pages_more():
             router.decode[0].stores("x")
             router.decode[0].load = 5
             await eventually(lambda: len(router.fleet.index) == 1)
-            await eventually(lambda: router.fleet.targets[0].load == 5)
+            await eventually(lambda: router.fleet.targets[0].num_requests == 5)
             await router.complete("warm")
             assert [len(fake.seen) for fake in router.decode] == [0, 1]
+
+    run(main)
+
+
+def test_one_request_of_a_hundred_thousand_tokens_is_more_than_three_of_a_hundred():
+    """By what servers say of the requests of others, and by what was sent there from here."""
+
+    async def main():
+        async with rig(decode=2, admin_key="root") as router:
+            heavy, light = router.decode
+            heavy.load, heavy.tokens = 1, 100_000
+            light.load, light.tokens = 3, 300
+            await eventually(lambda: [m.num_requests for m in router.fleet.targets] == [1, 3])
+            await router.complete("x")
+            assert [len(fake.seen) for fake in router.decode] == [0, 1]
+            heavy.load, heavy.tokens, light.load, light.tokens = 0, 0, 0, 0
+            await eventually(lambda: [m.num_requests for m in router.fleet.targets] == [0, 0])
+            first = router.fleet.targets[0]
+            with first.busy(100_000):
+                for _ in range(4):
+                    await router.complete("x")
+            assert [len(fake.seen) for fake in router.decode] == [0, 5]
+
+    run(main)
+
+
+def test_a_long_prefix_there_outweighs_a_few_requests_but_not_a_longer_prompt_before_it():
+    async def main():
+        async with rig(decode=2, admin_key="root") as router:
+            names = [f"page {number}" for number in range(1000)]  # 16,000 tokens
+            for fake in router.decode:
+                fake.keys = {"warm": [key_of(name) for name in names]}
+            warm, cold = router.decode
+            warm.stores(*names)
+            await eventually(lambda: len(router.fleet.index) == 1000)
+            warm.load, warm.tokens = 3, 300
+            await eventually(lambda: router.fleet.targets[0].num_requests == 3)
+            await router.complete("warm")
+            assert [len(fake.seen) for fake in (warm, cold)] == [1, 0]
+            warm.load, warm.tokens = 1, 100_000
+            await eventually(lambda: router.fleet.targets[0].load > 100_000)
+            await router.complete("warm")
+            assert [len(fake.seen) for fake in (warm, cold)] == [1, 1]
+
+    run(main)
+
+
+def test_servers_that_report_no_tokens_are_compared_by_requests():
+    async def main():
+        async with rig(decode=2, admin_key="root") as router:
+            busy, _ = router.decode
+            busy.load, busy.tokens = 2, None
+            await eventually(lambda: router.fleet.targets[0].num_requests == 2)
+            for _ in range(2):
+                await router.complete("x")
+            assert [len(fake.seen) for fake in router.decode] == [0, 2]
 
     run(main)
 

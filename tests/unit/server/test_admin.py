@@ -227,6 +227,8 @@ def test_what_the_server_is(engine):
         "instance": rig.service.instance,
         "running": 1,
         "waiting": 2,
+        "running_tokens": 700,
+        "waiting_tokens": 64,
     }
     assert rig.service.instance != Rig(engine).service.instance
 

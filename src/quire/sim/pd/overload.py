@@ -18,7 +18,6 @@ from random import Random
 
 from quire.engine.config import Role
 from quire.router.choose import Candidate, rank
-from quire.router.config import RouterConfig
 from quire.sim.pd.client import ClientCall
 from quire.sim.pd.fair import SessionWait, in_equal_parts, in_order
 from quire.sim.pd.options import OVERLOAD_PAGE_SIZE, OverloadOptions
@@ -138,7 +137,7 @@ class _Router:
 
     def _rank(self, names: list[str]) -> tuple[str, ...]:
         candidates = [Candidate(name, self.load[name]) for name in names]
-        return rank(candidates, 0, RouterConfig().load_pages, next(self._turns)).names
+        return rank(candidates, 0, next(self._turns)).names
 
 
 class _Overload:
