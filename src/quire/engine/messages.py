@@ -317,7 +317,7 @@ class HandoverStatus(msgspec.Struct, frozen=True, kw_only=True):
     links: dict[str, str] = {}
     """Peers connected to, by address: how that stands."""
     transports: dict[str, str] = {}
-    """By which the pages of those that are there are read: shm or tcp."""
+    """By which the pages of those that are there are read: shm, nixl or tcp."""
 
 
 class EngineStatus(msgspec.Struct, frozen=True):
