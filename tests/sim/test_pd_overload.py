@@ -5,12 +5,14 @@ A longer run by hand: `quire sim pd --link-pages-s 4 --arrivals 0.06 --steps 200
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from quire.disagg.giving import Giver
 from quire.disagg.receiving import Receiver
 from quire.sim import SimulationError
-from quire.sim.pd.fair import in_equal_parts, in_order
+from quire.sim.pd.fair import SessionWait, in_equal_parts, in_order
 from quire.sim.pd.options import OverloadOptions, SimPdOptions
 from quire.sim.pd.overload import LEAST_GOODPUT, MOST_UNFAIR, overload
 from quire.sim.pd.run import PdSimulation
@@ -71,6 +73,25 @@ def test_four_times_what_the_lines_carry_is_carried_at_their_rate_and_in_turn(se
     assert len(report.waits) == SMALL.sessions  # all clears
     assert report.counters.get("handover local", 0) == 0
     assert report.sent_pages <= 1.1 * report.received_pages
+
+
+@pytest.mark.parametrize("num_pages", [4, 40])
+def test_who_is_alone_in_a_cluster_is_treated_fairly(num_pages: int) -> None:
+    """However short its time on the line: what everybody goes through is no starvation."""
+    options = replace(SMALL, servers=2, sessions=1, least_pages=num_pages, most_pages=num_pages)
+    (wait,) = overload(1, replace(options, times=num_pages / 600)).waits  # of lines of 10 pages/s
+    assert 0.5 <= wait.ratio <= 1.5
+
+
+def test_one_that_is_starved_makes_the_report_say_so() -> None:
+    """Also where the longest wait of all is no longer than it may be."""
+    fair = SessionWait(seconds=100.0, in_order_s=90.0, line_s=90.0, alone_s=5.0)
+    starved = SessionWait(seconds=60.0, in_order_s=1.0, line_s=2.0, alone_s=5.0)
+    report = overload(1, SMALL)
+    assert replace(report, waits=[fair] * 9).holds
+    unfair = replace(report, waits=[*[fair] * 9, starved])
+    assert unfair.unfairness <= MOST_UNFAIR
+    assert not unfair.holds
 
 
 def test_who_is_not_told_to_wait_asks_elsewhere_and_that_is_seen(

@@ -93,14 +93,14 @@ def test_route_starts_what_was_asked_for(quire, monkeypatch, tmp_path):
         "--decode",
         "http://d",
     ]
-    more = ["--retries", "1", "--max-connections", "20000"]
+    more = ["--retries", "1", "--max-connections", "20000", "--max-index-pages", "500"]
     ran = quire("route", *servers, "--port", "9", *more)
     assert ran.code == 0
     config = got["config"]
     assert config.prefill == ("http://a:1",)
     assert config.decode == ("http://b:1", "http://c:1", "http://d")
     assert (config.admin_key, config.retries, got["listen"].port) == ("root", 1, 9)
-    assert got["listen"].max_connections == 20_000
+    assert (got["listen"].max_connections, config.max_index_pages) == (20_000, 500)
     assert "base_url=http://127.0.0.1:9/v1" in ran.out
     assert "http://c:1" in ran.out
     assert "root" not in ran.out + ran.err

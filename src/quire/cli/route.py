@@ -46,6 +46,12 @@ def route(
     max_connections: Annotated[
         int, typer.Option(min=1, help="Clients at one time; one more is told to come back.")
     ] = 4096,
+    max_index_pages: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Cached pages of servers to remember; about 200 bytes each when known."
+        ),
+    ] = 2_000_000,
     admin_key_file: Annotated[
         Path | None,
         unset(
@@ -75,6 +81,7 @@ def route(
         admin_key=None if admin_key_file else os.environ.get(KEY_VARIABLE) or None,
         admin_key_file=admin_key_file,
         retries=retries,
+        max_index_pages=max_index_pages,
     )
     logs.configure(logging.WARNING)
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.disagg.host_budget import HostBudget, Pages
+from quire.disagg.host_budget import Claim, HostBudget, Pages, claim_of
 from quire.keys import PrefixKey
 from quire.manager import CacheManager, Export, Lease
 from quire.peer.messages import (
@@ -37,7 +37,7 @@ from quire.peer.messages import (
     Skip,
     Wait,
 )
-from quire.types import RequestId
+from quire.types import RequestId, split_keys
 
 _MAX_HANDOUTS = 4096
 _PACE_SHARE = 0.2
@@ -90,6 +90,8 @@ class Handout:
     found: Found
     need: Pages
     """On the host."""
+    first: int
+    """Of the pages that it needs there."""
     heard_s: float
     began_s: float
     offers: int = 0
@@ -101,6 +103,8 @@ class Handout:
     """It has them, and is computed if it is to be; those that wait have nothing."""
     said_s: float = 0.0
     """When the receiver last heard of it."""
+    claim: Claim | None = None
+    """Of what it needs; made when it is the next to begin."""
     place: int = 0
     """Pages that had been queued before it, of all that ever were."""
 
@@ -252,7 +256,9 @@ class Giver:
         export = self._manager.exports.open(ask.first, last)
         now = self._clock()
         need = self._budget.need(ask.first, last)
-        handout = Handout(link, ask, name, export, lease, found, need, now, now, said_s=now)
+        handout = Handout(
+            link, ask, name, export, lease, found, need, ask.first, now, now, said_s=now
+        )
         handout.place = self._come_pages
         self._come_pages += need[0]
         self.open[link, ask.id] = handout
@@ -281,15 +287,28 @@ class Giver:
         if handout.repair or not 0 <= first < handout.export.last:
             return
         skipped = self._manager.exports.skip(handout.export, first)
-        if handout.begun:
-            self._budget.give_back((skipped, *(0 for _ in handout.need[1:])))
-        else:
-            self._gone_pages += skipped
         handout.need = (handout.need[0] - skipped, *handout.need[1:])
+        if handout.begun and skipped:
+            keys = self._key(handout).page_keys(first - skipped, first)
+            self._budget.give_some_back(self._claim(handout), set(split_keys(keys)))
+        elif not handout.begun:
+            self._gone_pages += skipped
+            handout.first = max(handout.first, first)
+            handout.claim = None
 
     def _may_begin(self, handout: Handout) -> bool:
         is_full = handout.ask.compute and self._computes.is_full()
-        return not is_full and self._budget.has(handout.need)
+        return not is_full and self._budget.has(self._claim(handout))
+
+    def _claim(self, handout: Handout) -> Claim:
+        """What it takes. Those that wait behind others have none: there may be thousands."""
+        if handout.claim is None:
+            key, first = self._key(handout), handout.first
+            handout.claim = claim_of(handout.need, key, first, first + handout.need[0])
+        return handout.claim
+
+    def _key(self, handout: Handout) -> PrefixKey:
+        return self._computes.key(handout.ask) if handout.lease is None else handout.lease.key
 
     def _leave_queue(self, handout: Handout) -> None:
         del self._queued[handout]
@@ -300,7 +319,7 @@ class Giver:
         handout.begun = True
         self._leave_queue(handout)
         self._active[handout] = None
-        self._budget.take(handout.need)
+        self._budget.take(self._claim(handout))
         if handout.ask.compute:
             reason = self._computes.begin(handout.name, handout.ask)
             if reason:
@@ -419,7 +438,7 @@ class Giver:
         self._on_device.pop(handout, None)
         if handout.begun:
             self._note_pace(handout.need[0])
-            self._budget.give_back(handout.need)
+            self._budget.give_back(self._claim(handout))
         else:
             self._leave_queue(handout)
         self._moved_s = self._clock()

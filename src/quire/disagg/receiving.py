@@ -18,7 +18,7 @@ from quire.disagg.asking import Asking
 from quire.disagg.config import ReceiverConfig, ReceiverCounters
 from quire.disagg.contacts import Contacts, Links
 from quire.disagg.handover import AskedPrompt, DecodePrefixMatch, Half, Handover, Stage, Try
-from quire.disagg.host_budget import HostBudget
+from quire.disagg.host_budget import Claim, HostBudget, claim_of
 from quire.manager import CacheManager, Lease, LoadState, PrefetchState
 from quire.peer.hub import Hello
 from quire.peer.messages import (
@@ -192,7 +192,7 @@ class Receiver:
 
     def _begin_looking(self, handover: Handover) -> None:
         handover.stage = Stage.LOOKING
-        self._budget.take(handover.need)
+        self._budget.take(self._claim(handover))
         if handover.from_store or handover.lease.yielded:  # else it may use what it found, no more
             self._manager.admit(handover.lease)
         if handover.from_store:
@@ -230,9 +230,17 @@ class Receiver:
 
     def _has_room(self, handover: Handover) -> bool:
         """Is there room for all of it, beside all that moves already? One alone always may."""
-        taken = self._budget.taken[0]
-        on_device = not taken or self._room is None or taken + handover.wanted <= self._room()
-        return on_device and self._budget.has(handover.need)
+        budget, claim = self._budget, self._claim(handover)
+        taken = budget.taken[0]
+        on_device = not taken or self._room is None or taken + budget.more(claim)[0] <= self._room()
+        return on_device and budget.has(claim)
+
+    def _claim(self, handover: Handover) -> Claim:
+        """What it takes. Those that wait behind others have none: there may be thousands."""
+        if handover.claim is None:
+            key = handover.lease.key
+            handover.claim = claim_of(handover.need, key, 0, handover.wanted)
+        return handover.claim
 
     # ---- moving ---------------------------------------------------------------------------------
 
@@ -391,6 +399,6 @@ class Receiver:
         self._queued.pop(handover, None)
         self._active.pop(handover, None)
         if handover.stage is not Stage.QUEUED:
-            self._budget.give_back(handover.need)
+            self._budget.give_back(self._claim(handover))
         self._moved_s = self._clock()
         self._on_end(handover)

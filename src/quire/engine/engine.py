@@ -308,6 +308,7 @@ class Engine:
             waiting=len(scheduler.waiting),
             running=len(scheduler.running),
             waiting_tokens=scheduler.waiting_tokens,
+            running_tokens=sum(request.length for request in scheduler.running),
             operations={k.value: n for k, n in manager.operations.num_running.items() if n},
             waiting_writes=manager.waiting_writes,
             ended={

@@ -227,6 +227,8 @@ class GetEvents(_Question, frozen=True, tag="events"):
 
     since: int
     """Number of the last event that who asks knows; 0: none."""
+    cursor: int = 0
+    """Of the last answer."""
 
 
 class GetKeys(_Question, frozen=True, tag="keys"):
@@ -310,13 +312,12 @@ class HandoverStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Pages asked for again, by reason."""
     local: dict[str, int] = {}
     """Hand-overs that came to nothing, so that this engine computed the prompt: by reason."""
-    """Hand-overs that came to nothing, by reason."""
     strangers: int = 0
     """Connections that did not get through the handshake."""
     links: dict[str, str] = {}
     """Peers connected to, by address: how that stands."""
     transports: dict[str, str] = {}
-    """By which the pages of those that are there are read: shm or tcp."""
+    """By which the pages of those that are there are read: shm, nixl or tcp."""
 
 
 class EngineStatus(msgspec.Struct, frozen=True):
@@ -325,10 +326,11 @@ class EngineStatus(msgspec.Struct, frozen=True):
     waiting: int
     running: int
     waiting_tokens: int
+    """Of requests that wait."""
     operations: dict[str, int]
+    """In flight, by kind: backup, load, write, fetch, probe, store."""
     waiting_writes: int
     """Parts of prompts that the store is to take and that are not on their way there yet."""
-    """In flight, by kind: backup, load, write, fetch, probe, store."""
     ended: dict[str, CountedTime]
     """By the same kinds."""
     leases: int
@@ -342,6 +344,8 @@ class EngineStatus(msgspec.Struct, frozen=True):
     """None: this engine has no page server and no peers."""
     drafts: DraftStatus | None = None
     """None: nothing is proposed ahead."""
+    running_tokens: int = 0
+    """Of requests that run: prompts, and what was answered."""
 
 
 class DraftStatus(msgspec.Struct, frozen=True):
@@ -410,10 +414,15 @@ class Event(msgspec.Struct, frozen=True):
 
 class Events(msgspec.Struct, frozen=True):
     last: int
-    """Number of the last event there has been."""
+    """Number of the last event that who asks knows now."""
     events: list[Event]
     complete: bool
-    """False: some after `since` are forgotten already; start over from what comes."""
+    """False: some after `since` are forgotten already; start over from what comes, which is what
+    is present now."""
+    more: bool = False
+    """There are more already."""
+    cursor: int = 0
+    """From where to go on with what is present; 0: with the events after `last`."""
 
 
 class Keys(msgspec.Struct, frozen=True):

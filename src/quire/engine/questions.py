@@ -7,14 +7,13 @@ who asks after it whether pages are being moved is not told that all is quiet.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 
 import msgspec
 import numpy as np
 
+from quire.engine.eventlog import EventLog
 from quire.engine.kvevents.publisher import EventPublisher
 from quire.engine.messages import (
     Answer,
@@ -23,8 +22,6 @@ from quire.engine.messages import (
     Detach,
     Drain,
     EngineStatus,
-    Event,
-    Events,
     Flush,
     Flushed,
     GetEvents,
@@ -45,16 +42,13 @@ from quire.engine.messages import (
 )
 from quire.errors import ConfigError, QuireError
 from quire.keys import Namespace, PrefixKey
-from quire.manager import CacheManager, EventBatch, Lease, StoreChange
+from quire.manager import CacheManager, Lease, StoreChange
 from quire.store.opening import only_read
 from quire.types import DEVICE, HOST, RequestId
 
 _TIERS = {"device": DEVICE, "host": HOST}
 _STORE = "store"
 _MAX_PENDING = 64
-_MAX_EVENTS = 1 << 15
-_EVENTS_PER_ANSWER = 4096
-FULL = "full"
 
 
 @dataclass(slots=True)
@@ -129,7 +123,7 @@ class Questions:
     def tell_events(self) -> None:
         """What has happened in the cache, to those who will ask and those who listen."""
         batch = self._manager.events.take()
-        self._events.take_in(batch)
+        self._events.take_in(batch, self._manager.present)
         if self._publisher is not None:
             self._publisher.publish(batch, self._manager.present)
 
@@ -161,9 +155,9 @@ class Questions:
                 self._reply(number, self._tenants())
             case GetRequests():
                 self._reply(number, self._requests())
-            case GetEvents(since):
+            case GetEvents(since, cursor):
                 self.tell_events()
-                self._reply(number, self._events.since(since))
+                self._reply(number, self._events.since(since, cursor))
             case GetOutline(limit):
                 self._reply(number, Outline([OutlineRun(*run) for run in manager.outline(limit)]))
             case GetKeys(tokens, salt):
@@ -225,27 +219,3 @@ class Questions:
 
     def _reply(self, number: int, result: object) -> None:
         self._answers.append(Answer(number, msgspec.msgpack.encode(result)))
-
-
-class EventLog:
-    """The last events of the cache, numbered, for whoever asks."""
-
-    def __init__(self) -> None:
-        self._events: deque[Event] = deque(maxlen=_MAX_EVENTS)
-        self._last = 0
-
-    def take_in(self, batch: EventBatch) -> None:
-        if batch.lost:
-            self._last += batch.lost
-            self._events.clear()
-        for event in batch.events:
-            if event.component == FULL:
-                self._last += 1
-                self._events.append(Event(event.kind.value, event.tier, event.keys))
-
-    def since(self, number: int) -> Events:
-        oldest = self._last - len(self._events)
-        known = 0 <= number <= self._last
-        start = max(number, oldest) if known else oldest
-        events = list(islice(self._events, start - oldest, start - oldest + _EVENTS_PER_ANSWER))
-        return Events(start + len(events), events, complete=known and number >= oldest)

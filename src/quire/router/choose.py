@@ -1,9 +1,16 @@
 """choose(): the servers for one prompt, by prefix and load. Pure, and says why.
 
-Each side is chosen for itself, by what it would cost there, in pages:
+Each side is chosen for itself, by what it would cost there, in tokens:
 
-    decode     pages it lacks and would have to fetch      + load_pages * its load
-    prefill    pages it lacks and would have to compute    + load_pages * its load
+    decode     tokens it lacks and would have to fetch      + its load
+    prefill    tokens it lacks and would have to compute    + its load
+
+Load is what a prompt that comes now waits behind, in the same unit:
+
+    a request                    REQUEST_TOKENS: its place in every step, for an answer of which
+                                 nobody knows how long it will be
+    + until it is told a token   the tokens of its prompt that were not cached there
+    + from then on               a RUNNING_PART of them: they are read in every step, not computed
 
 (A prefill server needs the whole prefix itself, whatever the decode server has.) The cheapest wins;
 among equals they take turns. All other prefill servers follow in their order, for the decode server
@@ -21,8 +28,8 @@ from typing import NamedTuple
 class Candidate(NamedTuple):
     name: str
     load: int
-    """Requests there."""
-    matched_pages: int = 0
+    """What is there to do, in tokens."""
+    matched_tokens: int = 0
     """Of this prompt, from its beginning."""
 
 
@@ -41,9 +48,20 @@ class Ranked(NamedTuple):
     """What put the first one there."""
 
 
+REQUEST_TOKENS = 1024
+RUNNING_PART = 16
 KEYED_REQUESTS = 4
-"""A server that a request's `prompt_cache_key` favours may be so many requests busier than others,
-who have as many pages of the prompt."""
+"""A server that a request's `prompt_cache_key` favours may be so many requests like it busier than
+others, who have as many tokens of the prompt."""
+
+
+def foreign_load(requests: int, reported: int, running_tokens: int, waiting_tokens: int) -> int:
+    """Of `requests` that are not ours, of all that a server `reported`, whose tokens are all that
+    is known: on the mean they are like the others."""
+    if not requests:
+        return 0
+    tokens = waiting_tokens + running_tokens // RUNNING_PART
+    return requests * REQUEST_TOKENS + tokens * requests // max(reported, requests)
 
 
 def favoured(names: Sequence[str], cache_key: str) -> str:
@@ -56,11 +74,11 @@ def favoured(names: Sequence[str], cache_key: str) -> str:
     return max(names, key=weight)
 
 
-def rank(candidates: Sequence[Candidate], num_pages: int, load_pages: int, turn: int = 0) -> Ranked:
+def rank(candidates: Sequence[Candidate], num_tokens: int, turn: int = 0) -> Ranked:
     """`candidates` must not be empty. `turn` grows by one with each call."""
 
     def cost(candidate: Candidate) -> int:
-        return num_pages - candidate.matched_pages + load_pages * candidate.load
+        return num_tokens - candidate.matched_tokens + candidate.load
 
     start = turn % len(candidates)
     rotated = [*candidates[start:], *candidates[:start]]
@@ -70,7 +88,7 @@ def rank(candidates: Sequence[Candidate], num_pages: int, load_pages: int, turn:
         by = By.ONLY
     else:
         is_liked = any(
-            each.load <= best.load and each.matched_pages < best.matched_pages for each in others
+            each.load <= best.load and each.matched_tokens < best.matched_tokens for each in others
         )
         by = By.AFFINITY if is_liked else By.LOAD
     return Ranked(tuple(each.name for each in ordered), by)

@@ -43,14 +43,13 @@ class RouterConfig:
     idle_timeout_s: float = 660.0
     """Without a byte from a server for so long it is given up; they end requests themselves
     sooner."""
-    max_index_keys: int = 200_000
-    """Pages of which the router remembers who holds them."""
+    max_index_pages: int = 2_000_000
+    """Pages that the router remembers, of all servers together: about 200 bytes each, taken as they
+    come."""
     forget_s: float = 60.0
     """A server that came by itself and is down for so long is forgotten."""
     names_interval_s: float = 5.0
     """Between two times that a name is looked up."""
-    load_pages: int = 64
-    """One request more on a server weighs as much as so many pages less of a prefix there."""
 
     def __post_init__(self) -> None:
         if bool(self.prefill) != bool(self.decode):
@@ -63,6 +62,8 @@ class RouterConfig:
         for i, url in enumerate(urls):
             if url in urls[:i]:
                 raise ConfigError(f"{url} is given twice: give each server once, for one purpose")
+        if self.max_index_pages < 1:
+            raise ConfigError(f"--max-index-pages is {self.max_index_pages}: it must be at least 1")
         if self.retries < 0:
             raise ConfigError(f"retries is {self.retries}: it must not be negative")
 

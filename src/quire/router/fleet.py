@@ -17,8 +17,8 @@ import asyncio
 import contextlib
 import enum
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -29,6 +29,7 @@ from quire.engine.config import Role
 from quire.errors import ConfigError
 from quire.peer.address import split_address, with_host
 from quire.router.affinity import AffinityIndex
+from quire.router.choose import REQUEST_TOKENS, RUNNING_PART, foreign_load
 from quire.router.config import RouterConfig, is_name
 from quire.router.eventline import EventLine
 from quire.router.sieve import shown_name
@@ -38,6 +39,8 @@ from quire.web.routes import CLIENT_HEADER, router_key
 
 logger = logging.getLogger("quire.router")
 Answer = TypeVar("Answer", bound=msgspec.Struct)
+_SLICE_PAGES = 1024
+"""So many change in the index before others have their turn: about a millisecond."""
 
 
 class MemberSide(enum.StrEnum):
@@ -68,6 +71,9 @@ class Health(msgspec.Struct):
     instance: str = ""
     running: int = 0
     waiting: int = 0
+    running_tokens: int = 0
+    """Older servers do not say: then requests alone count."""
+    waiting_tokens: int = 0
     draining: bool = False
 
 
@@ -92,10 +98,21 @@ class TierEvents(msgspec.Struct):
     complete: bool
     events: list[TierEvent]
     more: bool = False
+    cursor: int = 0
+    """What is present is told in pieces: of the next one."""
 
 
 class PromptKeys(msgspec.Struct):
     keys: list[str]
+    page_size: int = 16
+    num_tokens: int = 0
+
+
+class PagedPrompt(NamedTuple):
+    keys: list[bytes]
+    """Of its full pages."""
+    page_size: int
+    num_tokens: int
 
 
 class _Wrong(Exception):
@@ -131,11 +148,16 @@ class Member:
         self.instance = ""
         self.in_flight = 0
         self.reported = Health("")
+        self._our_tokens = 0
+        """To compute or fetch, and a part of those that were: see choose.py."""
         self._foreign = 0
         """Requests there that are not ours."""
+        self._foreign_load = 0
         self.failures = 0
         """Checks in a row without an answer."""
         self.seen_event = 0
+        self.cursor = 0
+        """Where it goes on telling what is present; 0: all that is told."""
         self.wake = asyncio.Event()
         self._reads: set[asyncio.Timeout] = set()
         self._lines: set[EventLine] = set()
@@ -145,17 +167,34 @@ class Member:
         return self.state is MemberState.UP
 
     @property
-    def load(self) -> int:
-        """Requests there: ours at this moment, and those of others as of its last word."""
+    def num_requests(self) -> int:
+        """There: ours at this moment, and those of others as of its last word."""
         return self.in_flight + self._foreign
 
+    @property
+    def load(self) -> int:
+        """What they are to it, in tokens."""
+        return self.in_flight * REQUEST_TOKENS + self._our_tokens + self._foreign_load
+
     @contextlib.contextmanager
-    def busy(self) -> Iterator[None]:
+    def busy(self, num_tokens: int = 0) -> Iterator[Callable[[], None]]:
+        """Around a request of ours. `num_tokens`: of its prompt, that are not there yet; what this
+        yields is called when they are."""
+        weight = num_tokens
+
+        def told() -> None:
+            nonlocal weight
+            self._our_tokens -= weight
+            weight = num_tokens // RUNNING_PART
+            self._our_tokens += weight
+
         self.in_flight += 1
+        self._our_tokens += weight
         try:
-            yield
+            yield told
         finally:
             self.in_flight -= 1
+            self._our_tokens -= weight
 
     @contextlib.asynccontextmanager
     async def reading(self, timeout_s: float) -> AsyncIterator[None]:
@@ -179,7 +218,11 @@ class Member:
 
     def report(self, health: Health) -> None:
         self.reported = health
-        self._foreign = max(health.running + health.waiting - self.in_flight, 0)
+        reported = health.running + health.waiting
+        self._foreign = max(reported - self.in_flight, 0)
+        self._foreign_load = foreign_load(
+            self._foreign, reported, health.running_tokens, health.waiting_tokens
+        )
 
     def cut(self) -> None:
         """Whoever waits for it need not."""
@@ -224,7 +267,7 @@ class Member:
 class Fleet:
     def __init__(self, config: RouterConfig, client: httpx.AsyncClient) -> None:
         self.config = config
-        self.index = AffinityIndex(config.max_index_keys)
+        self.index = AffinityIndex(config.max_index_pages)
         self.prefill = [Member(url, MemberSide.PREFILL) for url in _fixed(config.prefill)]
         self.targets = [
             *(Member(url, MemberSide.DECODE) for url in _fixed(config.decode)),
@@ -235,6 +278,7 @@ class Fleet:
         self._client = client
         self._watching: dict[Member, asyncio.Task[None]] = {}
         self._following: dict[Member, asyncio.Task[None]] = {}
+        self._sweeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Ask each of them once, and then again and again."""
@@ -268,11 +312,13 @@ class Fleet:
             for tasks in (self._watching, self._following):
                 if (task := tasks.pop(member, None)) is not None:
                     task.cancel()
-            self.index.forget(url)
+            self._forget(url)
             logger.warning("%s %s has left", member.side.words, url)
 
     async def close(self) -> None:
         tasks = [*self._watching.values(), *self._following.values()]
+        if self._sweeping is not None:
+            tasks.append(self._sweeping)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -295,7 +341,7 @@ class Fleet:
             return []
         return [each for each in self.prefill if each.is_up and _same_model(each, target)]
 
-    async def keys(self, member: Member, body: bytes, client: str | None) -> list[bytes]:
+    async def keys(self, member: Member, body: bytes, client: str | None) -> PagedPrompt:
         """The page keys of a request's prompt. `client`: how it names itself to the server. Raises
         httpx.HTTPError, TimeoutError, ValueError."""
         headers = _bearer(member.key) | {"content-type": "application/json"}
@@ -310,7 +356,8 @@ class Fleet:
         if response.status_code != 200:
             raise ValueError(f"{member.url}/admin/keys answered {response.status_code}")
         found = json_decoder(PromptKeys).decode(response.content)
-        return [bytes.fromhex(key) for key in found.keys]
+        keys = [bytes.fromhex(key) for key in found.keys]
+        return PagedPrompt(keys, found.page_size, max(found.num_tokens, len(keys)))
 
     # ---- health ---------------------------------------------------------------------------------
 
@@ -368,8 +415,8 @@ class Fleet:
     async def _learn(self, member: Member, health: Health) -> None:
         """What a server is that we do not know yet. Raises _Wrong."""
         if member.instance != health.instance:
-            self.index.forget(member.url)
-            member.seen_event = 0
+            self._forget(member.url)
+            member.seen_event = member.cursor = 0
         member.lets_us_in = False
         member.fingerprint = member.peer = ""
         # Read again: a server that was given none has another after each start.
@@ -407,20 +454,39 @@ class Fleet:
 
     async def _take_events(self, member: Member) -> bool:
         """Whether there are more. Raises _Wrong."""
-        found = await self._get(member, f"/admin/events?since={member.seen_event}", TierEvents)
+        asked = f"/admin/events?since={member.seen_event}"
+        if member.cursor:
+            asked += f"&cursor={member.cursor}"
+        found = await self._get(member, asked, TierEvents)
         if found.instance != member.instance:
             member.wake.set()  # it has started anew: it is asked what it is first
             return False
         if not found.complete:
-            self.index.forget(member.url)
+            self._forget(member.url)
+        num_changed = 0
         for event in found.events:
-            keys = [bytes.fromhex(key) for key in event.keys]
-            if event.kind == "stored":
-                self.index.stored(member.url, event.tier, keys)
-            else:
-                self.index.removed(member.url, event.tier, keys)
-        member.seen_event = found.last
+            change = self.index.stored if event.kind == "stored" else self.index.removed
+            for at in range(0, len(event.keys), _SLICE_PAGES):
+                some = event.keys[at : at + _SLICE_PAGES]
+                change(member.url, event.tier, [bytes.fromhex(key) for key in some])
+                num_changed += len(some)
+                if num_changed >= _SLICE_PAGES:
+                    num_changed = 0
+                    await asyncio.sleep(0)  # streams go on meanwhile
+                    if found.instance != member.instance:
+                        return False  # and it is forgotten
+        member.seen_event, member.cursor = found.last, found.cursor
         return found.more
+
+    def _forget(self, url: str) -> None:
+        """What it had; at once, but freed bit by bit."""
+        self.index.forget(url)
+        if self._sweeping is None or self._sweeping.done():
+            self._sweeping = asyncio.create_task(self._sweep())
+
+    async def _sweep(self) -> None:
+        while self.index.sweep(_SLICE_PAGES):
+            await asyncio.sleep(0)
 
     # ---- asking ---------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ ROUTER_METRICS = (
     Spec("quire_router_member_requests", GAUGE,
          "Requests of this router at a server.", ("url", "side")),
     Spec("quire_router_index_keys", GAUGE,
-         "Pages of which the router remembers who holds them."),
+         "Pages of which the router remembers that a server holds them; of each server its own."),
 )  # fmt: skip
 
 

@@ -24,7 +24,14 @@ import httpx
 import msgspec
 
 from quire.decoders import json_decoder
-from quire.router.choose import KEYED_REQUESTS, By, Candidate, favoured, rank
+from quire.router.choose import (
+    KEYED_REQUESTS,
+    REQUEST_TOKENS,
+    By,
+    Candidate,
+    favoured,
+    rank,
+)
 from quire.router.fleet import Fleet, Member, MemberSide, one_line
 from quire.router.homes import Homes
 from quire.router.metrics import RouterMetrics
@@ -66,10 +73,27 @@ _NOT_COUNTED = (Endpoint.MODELS, Endpoint.TOKENIZE, Endpoint.DETOKENIZE)
 logger = logging.getLogger("quire.router")
 
 
+_BYTES_PER_TOKEN = 4
+"""Of a body, where nobody has counted its tokens."""
+
+
 class Route(NamedTuple):
     target: Member
     prefill: list[Member]
     """Best first; empty: the target needs none."""
+    lacks: Callable[[Member], int]
+    """How many tokens of the prompt it has not cached."""
+
+
+class Prospect(NamedTuple):
+    """What is known of a prompt before it is sent."""
+
+    num_tokens: int
+    matched: Mapping[str, int]
+    """Server → how many of them it has cached, from the first on."""
+
+    def lacks(self, member: Member) -> int:
+        return max(self.num_tokens - self.matched.get(member.url, 0), 0)
 
 
 class Proxy:
@@ -106,7 +130,7 @@ class Proxy:
                 try:
                     with contextlib.ExitStack() as busy:
                         for member in (route.target, *route.prefill[:1]):
-                            busy.enter_context(member.busy())
+                            busy.enter_context(member.busy(route.lacks(member)))
                         headers = self._headers(route, inquiry)
                         reply = await self._upstream.whole(route.target, inquiry, headers)
                         if inquiry.endpoint is Endpoint.RESPONSES:
@@ -165,9 +189,13 @@ class Proxy:
     ) -> AsyncGenerator[bytes, None]:
         """What is new to the client. Raises Lost, ApiError."""
         is_failover = transcript.is_begun
-        with contextlib.ExitStack() as busy, route.target.busy():
-            if route.prefill:  # until the first word: then the prompt is computed
-                busy.enter_context(route.prefill[0].busy())
+        target = route.target
+        with target.busy(route.lacks(target)) as told, contextlib.ExitStack() as busy:
+            # Until the first word: then the prompt is computed.
+            if route.prefill:
+                first = route.prefill[0]
+                busy.enter_context(first.busy(route.lacks(first)))
+            busy.callback(told)
             headers = self._headers(route, inquiry)
             source = self._upstream.events(route.target, inquiry, headers)
             async with contextlib.aclosing(source) as pieces:
@@ -232,47 +260,55 @@ class Proxy:
     # ---- whom to try ----------------------------------------------------------------------------
 
     async def _tour(self, inquiry: Inquiry) -> _Tour:
-        found, num_pages = await self._matched(inquiry)
-        matched = self._favouring(inquiry, found)
+        prospect = await self._prospect(inquiry)
+        liked = self._favouring(inquiry, prospect)
 
         def route(tried: set[str]) -> Route | None:
-            return self._route(inquiry, tried, matched, num_pages)
+            return self._route(inquiry, tried, prospect, liked)
 
         return _Tour(self, route)
 
-    async def _matched(self, inquiry: Inquiry) -> tuple[Mapping[str, int], int]:
-        """Who has how many pages of the prompt, and how many it has; nothing if nobody can say."""
+    async def _prospect(self, inquiry: Inquiry) -> Prospect:
+        """How long the prompt is, and who has how much of it; a guess, and nobody, if no server can
+        say."""
+        if inquiry.endpoint in _NOT_COUNTED:
+            return Prospect(0, {})
+        guess = Prospect(len(inquiry.body) // _BYTES_PER_TOKEN, {})
         has_prompt = inquiry.endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS)
         if not has_prompt or inquiry.model is None or not len(self.fleet.index):
-            return {}, 0
+            return guess
         targets = self.fleet.usable(inquiry.model)
         prefill = {each.url for target in targets for each in self.fleet.prefill_for(target)}
         if len(targets) < 2 and len(prefill) < 2:
-            return {}, 0
+            return guess
         able = [member for member in targets if member.lets_us_in]
         if not able:
-            return {}, 0
+            return guess
         try:
             asked, client = min(able, key=lambda each: each.load), inquiry.headers.get(_CLIENTS_KEY)
-            keys = await self.fleet.keys(asked, inquiry.body, client)
+            prompt = await self.fleet.keys(asked, inquiry.body, client)
         except (httpx.HTTPError, TimeoutError, ValueError) as error:
             self.metrics.keys_failures.inc()
             logger.info("no page keys: %r", error)
-            return {}, 0
-        return self.fleet.index.matched(keys), len(keys)
+            return guess
+        pages = self.fleet.index.matched(prompt.keys)
+        matched = {url: count * prompt.page_size for url, count in pages.items()}
+        return Prospect(max(prompt.num_tokens, *matched.values(), 0), matched)
 
-    def _favouring(self, inquiry: Inquiry, matched: Mapping[str, int]) -> Mapping[str, int]:
-        """The server of the request's key counts as if it had more pages."""
+    def _favouring(self, inquiry: Inquiry, prospect: Prospect) -> Mapping[str, int]:
+        """Server → tokens of the prompt there, for the choice: that of the request's key counts as
+        if it had more."""
+        matched = prospect.matched
         if not inquiry.cache_key:
             return matched
         targets = self.fleet.usable(inquiry.model)
         sides = [targets, [each for target in targets for each in self.fleet.prefill_for(target)]]
-        bonus = KEYED_REQUESTS * self.fleet.config.load_pages
+        bonus = KEYED_REQUESTS * (REQUEST_TOKENS + prospect.num_tokens)
         liked = {favoured([m.url for m in side], inquiry.cache_key) for side in sides if side}
         return {**matched, **{url: matched.get(url, 0) + bonus for url in liked}}
 
     def _route(
-        self, inquiry: Inquiry, tried: set[str], matched: Mapping[str, int], num_pages: int
+        self, inquiry: Inquiry, tried: set[str], prospect: Prospect, liked: Mapping[str, int]
     ) -> Route | None:
         targets = [each for each in self.fleet.usable(inquiry.model) if each.url not in tried]
         if not targets:
@@ -280,22 +316,19 @@ class Proxy:
         home = self._homes.of(inquiry.goes_on)
         targets = [each for each in targets if each.url == home] or targets
         is_counted = inquiry.endpoint not in _NOT_COUNTED
-        target, *_ = self._ranked(targets, matched, num_pages, is_counted)
+        num_tokens = prospect.num_tokens
+        target, *_ = self._ranked(targets, liked, num_tokens, is_counted)
         prefill = self.fleet.prefill_for(target)
         if prefill:
-            prefill = self._ranked(prefill, matched, num_pages, is_counted)
-        return Route(target, prefill)
+            prefill = self._ranked(prefill, liked, num_tokens, is_counted)
+        return Route(target, prefill, prospect.lacks)
 
     def _ranked(
-        self, members: list[Member], matched: Mapping[str, int], num_pages: int, is_counted: bool
+        self, members: list[Member], liked: Mapping[str, int], num_tokens: int, is_counted: bool
     ) -> list[Member]:
         by_url = {member.url: member for member in members}
-        candidates = [
-            Candidate(url, each.load, matched.get(url, 0)) for url, each in by_url.items()
-        ]
-        load_pages = self.fleet.config.load_pages
-        turn = next(self._turns[members[0].side])
-        ranked = rank(candidates, num_pages, load_pages, turn)
+        candidates = [Candidate(url, each.load, liked.get(url, 0)) for url, each in by_url.items()]
+        ranked = rank(candidates, num_tokens, next(self._turns[members[0].side]))
         first = by_url[ranked.names[0]]
         if is_counted:
             self.metrics.choices.labels(first.side, ranked.by).inc()

@@ -60,8 +60,6 @@ CHANGE_TIMEOUT_S = 300.0
 """Clearing a large store takes a while."""
 
 MAX_RUNS = 10_000
-MAX_EVENT_KEYS = 16384
-"""In one answer, which is a megabyte of hex; an event longer than that comes alone."""
 
 JSON = "application/json"
 
@@ -100,10 +98,14 @@ def _for_routers(service: Service) -> APIRouter:
         )
 
     @router.get("/events")
-    async def get_events(since: Annotated[int, Query(ge=0, lt=1 << 63)] = 0) -> Response:
-        """What has come into the tiers and gone from them after event number `since`."""
-        found = await _ask(service, GetEvents(since), Events, STATUS_TIMEOUT_S)
-        return _json({"instance": service.instance} | _events(found))
+    async def get_events(
+        since: Annotated[int, Query(ge=0, lt=1 << 63)] = 0,
+        cursor: Annotated[int, Query(ge=0, lt=1 << 63)] = 0,
+    ) -> Response:
+        """What has come into the tiers and gone from them after event number `since`; with a
+        `cursor`, more of what is present."""
+        found = await _ask(service, GetEvents(since, cursor), Events, STATUS_TIMEOUT_S)
+        return _json({"instance": service.instance} | told_events(found))
 
     @router.post("/keys", openapi_extra=describe_body(KeysRequest))
     async def keys(request: Request) -> Response:
@@ -300,24 +302,13 @@ def _tenants(service: Service, found: Tenants) -> dict[str, Any]:
     }
 
 
-def _events(found: Events) -> dict[str, Any]:
-    """As many as fit into one answer. Events are numbered one by one: go on from `last`.
-
-    since      since+1 … last-dropped       last-dropped+1 … last
-    known      in this answer               in the next, if `more`
-    """
-    num_keys, taken = 0, 0
-    for event in found.events:
-        num_keys += len(event.keys) // PAGE_KEY_BYTES
-        if taken and num_keys > MAX_EVENT_KEYS:
-            break
-        taken += 1
-    dropped = len(found.events) - taken
+def told_events(found: Events) -> dict[str, Any]:
     return {
-        "last": found.last - dropped,
+        "last": found.last,
         "complete": found.complete,
-        "more": dropped > 0,
-        "events": [_event(event) for event in found.events[:taken]],
+        "more": found.more,
+        "cursor": found.cursor,
+        "events": [_event(event) for event in found.events],
     }
 
 

@@ -255,7 +255,10 @@ def _tenant(service: Service, request: Request) -> str:
 def _caller(service: Service, request: Request, now: Callable[[], float]) -> Caller:
     is_decode = service.info.role == Role.DECODE
     note = _note(service, request, now)
-    prefill = prefill_of(request.headers, note, is_decode=is_decode)
+    status = service.engine.status
+    handover = status.handover if status is not None else None
+    known = list(handover.transports) if handover is not None else []
+    prefill = prefill_of(request.headers, note, is_decode=is_decode, known=known)
     return Caller(request.state.tenant, prefill)
 
 

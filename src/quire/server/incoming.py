@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -25,7 +25,7 @@ from quire.text.shapes import Body
 from quire.types import TENANT_MARK, tenant_of
 from quire.web.addresses import parse_peers
 from quire.web.errors import ApiError, client_closed, from_validation, invalid, overloaded
-from quire.web.routes import PREFILL_HEADER, ROUTE_HEADER, RouterNote
+from quire.web.routes import PREFILL_HEADER, PREFILLER_HEADER, ROUTE_HEADER, RouterNote
 
 
 class Caller(NamedTuple):
@@ -42,13 +42,18 @@ class Caller(NamedTuple):
 
 
 def prefill_of(
-    headers: Mapping[str, str], note: RouterNote | None, *, is_decode: bool
+    headers: Mapping[str, str],
+    note: RouterNote | None,
+    *,
+    is_decode: bool,
+    known: Collection[str] = (),
 ) -> Sequence[str]:
     """The prefill servers that a request names; none if it names none. `note`: what a router has
-    said of it. Raises ApiError."""
+    said of it. `known`: those that this server is connected to, one of which anybody may name to
+    be asked first. Raises ApiError."""
     text = headers.get(PREFILL_HEADER)
     if text is None:
-        return ()
+        return _hinted(headers.get(PREFILLER_HEADER), known) if is_decode else ()
     if note is None:
         raise ApiError(
             403,
@@ -67,6 +72,13 @@ def prefill_of(
         return parse_peers(text)
     except ConfigError as error:
         raise invalid(None, f"{PREFILL_HEADER}: {redact(str(error))}") from None
+
+
+def _hinted(hint: str | None, known: Collection[str]) -> Sequence[str]:
+    """Whoever sends a hint may be anybody: it changes who of those that are there is asked first.
+    Nothing is dialled for it, and nobody who is gone is remembered for longer."""
+    named = f"tcp://{hint.strip().lower()}" if hint is not None else ""
+    return (named, *(each for each in known if each != named)) if named in known else ()
 
 
 class TenantCounts:

@@ -152,7 +152,7 @@ ENGINE_METRICS = (
     Spec("quire_peer_link", GAUGE,
          "1 for each peer connected to, with how that stands.", ("peer", "state")),
     Spec("quire_peer_transport", GAUGE,
-         "1 for each peer that is there, with what its pages are read by: shm or tcp.",
+         "1 for each peer that is there, with what its pages are read by: shm, nixl or tcp.",
          ("peer", "transport")),
     Spec("quire_peer_received_bytes_total", COUNTER,
          "Bytes of pages received from other engines, by transport.", ("transport",)),

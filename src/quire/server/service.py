@@ -194,15 +194,21 @@ class Service:
         return limit if asked is None else asked
 
     async def load(self, *, is_exact: bool = True) -> dict[str, int]:
-        """Requests in the engine. Its reports are at most half a second old while it works, and the
-        last one may be from before its work was done: so it is asked, but not for long. Not
-        `is_exact`: as it reported."""
+        """Requests in the engine, and their tokens. Its reports are at most half a second old while
+        it works, and the last one may be from before its work was done: so it is asked, but not for
+        long. Not `is_exact`: as it reported."""
         status = self.engine.status
         if is_exact and status is not None and status.running + status.waiting:
             with contextlib.suppress(EngineError):
                 status = await self.engine.ask(GetStatus(), EngineStatus, timeout_s=LOAD_TIMEOUT_S)
-        running, waiting = (0, 0) if status is None else (status.running, status.waiting)
-        return {"running": running, "waiting": waiting}
+        if status is None:
+            return dict.fromkeys(("running", "waiting", "running_tokens", "waiting_tokens"), 0)
+        return {
+            "running": status.running,
+            "waiting": status.waiting,
+            "running_tokens": status.running_tokens,
+            "waiting_tokens": status.waiting_tokens,
+        }
 
     async def begin_draining(self) -> dict[str, int]:
         """Take no more, here or from other engines; how much is left to finish."""

@@ -25,6 +25,8 @@ import msgspec
 
 PREFILL_HEADER = "x-quire-prefill"
 ROUTE_HEADER = "x-quire-route"
+PREFILLER_HEADER = "x-prefiller-host-port"
+"""Of llm-d's: host and port of the server that is to compute the prompt. Nobody signs it."""
 CLIENT_HEADER = "x-quire-client"
 """To `/admin/keys`: what the client sent as `Authorization`, for a tenant's keys are its own."""
 

@@ -83,6 +83,8 @@ def test_a_running_requests_pages_count_as_locked(tiny, desk):
     status = desk.ask(GetStatus(), EngineStatus)
     assert status.tiers[0].locked_pages > 0
     assert status.running == 1
+    assert status.running_tokens >= len(PROMPT)
+    assert status.waiting_tokens == 0
 
 
 def test_flushing_empties_the_tiers_named(tiny, desk):

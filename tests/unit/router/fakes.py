@@ -16,10 +16,12 @@ from typing import Any
 
 import httpx
 
+from quire.engine.eventlog import EventLog
 from quire.router.config import RouterConfig
 from quire.router.fleet import Fleet
 from quire.router.names import Lookup, lookup
 from quire.router.run import run
+from quire.server.admin import told_events
 from quire.web.config import WebConfig
 from quire.web.connections import GuardedConfig
 from quire.web.listening import Server, Stop, bind, url_of
@@ -63,7 +65,13 @@ class FakeServer:
         self.fingerprint = "f"
         self.model = MODEL
         self.load = 0
+        """Requests there."""
+        self.tokens: int | None = 0
+        """Of theirs; None: it does not say."""
         self.events: list[dict[str, Any]] = []
+        self.log: EventLog | None = None
+        """Its events come from there, instead."""
+        self.num_present_asked = 0
         self.num_forgotten = 0
         """Events that are no longer to be had."""
         self.keys: dict[str, list[str]] = {}
@@ -156,6 +164,8 @@ class FakeServer:
             return
         about: dict[str, Any] = {"role": self.role, "model": self.model}
         about |= {"instance": self._instance, "draining": self.is_draining}
+        if self.tokens is not None:
+            about |= {"running_tokens": 0, "waiting_tokens": self.tokens}
         await _answer(send, 200, {"status": "ok", "running": self.load, "waiting": 0} | about)
 
     async def _admin(
@@ -169,6 +179,9 @@ class FakeServer:
             about = {"role": self.role, "peer": self.peer, "fingerprint": self.fingerprint}
             await _answer(send, 200, about | {"instance": self._instance})
         elif path == "/admin/events":
+            if self.log is not None:
+                await _answer(send, 200, {"instance": self._instance} | self._from_log(query))
+                return
             since = int(query.removeprefix("since="))
             last = self.num_forgotten + len(self.events)
             answer = {
@@ -187,6 +200,13 @@ class FakeServer:
                 return
             keys = self.keys.get(body.get("prompt", ""), [])
             await _answer(send, 200, {"page_size": 16, "num_tokens": 1, "keys": keys})
+
+    def _from_log(self, query: str) -> dict[str, Any]:
+        assert self.log is not None
+        asked = dict(each.split("=") for each in query.split("&"))
+        found = self.log.since(int(asked["since"]), int(asked.get("cursor", 0)))
+        self.num_present_asked += not found.complete
+        return told_events(found)
 
     def stores(self, *names: str, tier: str = "device", kind: str = "stored") -> None:
         self.events.append({"kind": kind, "tier": tier, "keys": [key_of(name) for name in names]})

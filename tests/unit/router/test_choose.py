@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.router.choose import By, Candidate, favoured, rank
+from quire.router.choose import REQUEST_TOKENS, By, Candidate, favoured, foreign_load, rank
 
 
 @pytest.mark.parametrize(
@@ -11,17 +11,25 @@ from quire.router.choose import By, Candidate, favoured, rank
         ([Candidate("a", 9)], "a", By.ONLY),
         ([Candidate("a", 1), Candidate("b", 0)], "b", By.LOAD),
         ([Candidate("a", 0, 0), Candidate("b", 0, 5)], "b", By.AFFINITY),
-        ([Candidate("a", 0, 0), Candidate("b", 1, 65)], "b", By.AFFINITY),
-        ([Candidate("a", 0, 0), Candidate("b", 2, 65)], "a", By.LOAD),
+        ([Candidate("a", 0, 0), Candidate("b", 1000, 1001)], "b", By.AFFINITY),
+        ([Candidate("a", 0, 0), Candidate("b", 1002, 1001)], "a", By.LOAD),
         ([Candidate("a", 0, 3), Candidate("b", 2, 3)], "a", By.LOAD),
         ([Candidate("a", 0, 3), Candidate("b", 2, 0)], "a", By.LOAD),
     ],
 )
-def test_a_request_more_weighs_as_much_as_so_many_pages(candidates, best, by):
+def test_a_token_more_to_do_weighs_as_much_as_one_less_of_the_prefix(candidates, best, by):
     for turn in range(len(candidates)):
-        ranked = rank(candidates, 100, load_pages=64, turn=turn)
+        ranked = rank(candidates, 2000, turn=turn)
         assert (ranked.names[0], ranked.by) == (best, by)
         assert {*ranked.names} == {each.name for each in candidates}
+
+
+def test_of_other_routers_requests_as_many_tokens_count_as_they_have_on_the_mean():
+    assert foreign_load(0, 4, 16_000, 5000) == 0, "all are ours, and we know them better"
+    assert foreign_load(4, 4, 0, 5000) == 4 * REQUEST_TOKENS + 5000
+    assert foreign_load(1, 4, 0, 5000) == REQUEST_TOKENS + 1250
+    assert foreign_load(2, 2, 0, 0) == 2 * REQUEST_TOKENS, "an older server says no tokens"
+    assert foreign_load(1, 1, 16_000, 0) == REQUEST_TOKENS + 1000, "computed already"
 
 
 def test_a_key_has_its_server_also_when_another_comes():
@@ -36,5 +44,5 @@ def test_a_key_has_its_server_also_when_another_comes():
 
 def test_equals_take_turns():
     candidates = [Candidate(name, 2) for name in "abc"]
-    firsts = [rank(candidates, 0, 64, turn).names[0] for turn in range(6)]
+    firsts = [rank(candidates, 0, turn).names[0] for turn in range(6)]
     assert firsts == ["a", "b", "c", "a", "b", "c"]

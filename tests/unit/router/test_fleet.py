@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from quire.router.choose import REQUEST_TOKENS
 from quire.router.fleet import Health, Member, MemberSide
 from quire.web.keyfile import kept, place_of
 from quire.web.routes import read_note
@@ -25,7 +26,7 @@ def test_health_is_a_table_and_good_while_somebody_can_answer():
         async with rig() as router:
             prefill, decode = router.prefill[0], router.decode[0]
             decode.load = 3
-            await eventually(lambda: router.fleet.targets[0].load == 3)
+            await eventually(lambda: router.fleet.targets[0].num_requests == 3)
             response = await router.client.get("/health")
             assert response.status_code == 200
             assert response.json() == {
@@ -221,11 +222,28 @@ def test_a_request_of_our_own_counts_once_and_only_while_it_lasts():
     member = Member("http://a", MemberSide.DECODE)
     with member.busy():
         member.report(Health("ok", running=3))
-        assert member.load == 3
-    assert member.load == 2  # not ours
+        assert member.num_requests == 3
+    assert member.num_requests == 2  # not ours
     member.report(Health("ok"))
     with member.busy():
-        assert member.load == 1
+        assert member.num_requests == 1
+
+
+def test_a_prompt_counts_in_tokens_until_it_is_computed_and_a_part_of_it_afterwards():
+    member = Member("http://a", MemberSide.DECODE)
+    with member.busy(16_000) as told:
+        assert member.load == REQUEST_TOKENS + 16_000
+        told()
+        told()
+        assert member.load == REQUEST_TOKENS + 1000
+        with member.busy(500):
+            assert member.load == 2 * REQUEST_TOKENS + 1500
+    assert member.load == 0
+    member.report(Health("ok", running=1, waiting=1, running_tokens=1600, waiting_tokens=100_000))
+    assert member.load == 2 * REQUEST_TOKENS + 100_100
+    with member.busy(100):
+        member.report(Health("ok", waiting=1, waiting_tokens=30_000))
+        assert member.load == REQUEST_TOKENS + 100, "it is ours, and most of it is cached there"
 
 
 def test_a_server_that_will_stop_finishes_what_it_has_and_gets_no_more():

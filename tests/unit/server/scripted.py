@@ -151,6 +151,7 @@ def status(**changes: Any) -> EngineStatus:
         "waiting": 2,
         "running": 1,
         "waiting_tokens": 64,
+        "running_tokens": 700,
         "operations": {"load": 1},
         "waiting_writes": 0,
         "ended": {"load": CountedTime(3, 0.25)},

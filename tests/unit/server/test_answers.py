@@ -461,6 +461,8 @@ def test_health_and_readiness(rig):
         "draining": False,
         "running": 0,
         "waiting": 0,
+        "running_tokens": 0,
+        "waiting_tokens": 0,
     }
     assert rig.request("GET", "/ready").json() == {"status": "ok"}
     rig.service.draining = True

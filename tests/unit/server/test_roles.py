@@ -4,9 +4,10 @@ import time
 
 import pytest
 
+from quire.engine.messages import EngineStatus, HandoverStatus
 from quire.server.config import ServerConfig
 from quire.web.routes import RouterNote, router_key, signed
-from unit.server.scripted import ADMIN_KEY, Rig, error_of, of_role
+from unit.server.scripted import ADMIN_KEY, Rig, error_of, of_role, status
 
 NAMED = {"x-quire-prefill": "tcp://10.0.0.5:7000, tcp://[::1]:7001"}
 
@@ -52,7 +53,7 @@ def test_with_a_key_the_key_counts_beside_the_clients_own():
     key, said, now = router_key("root"), RouterNote(NAMED["x-quire-prefill"]), time.time()
     body = {"model": "tiny", "prompt": "hi"}
     client = {"Authorization": "Bearer client"}
-    for headers, status in (
+    for headers, expected in (
         (client | NAMED, 403),
         (client | signed(said, "root", now), 403),
         (client | signed(said, key, now - 1000), 403),
@@ -66,7 +67,7 @@ def test_with_a_key_the_key_counts_beside_the_clients_own():
         response = rig.request(
             "POST", "/v1/completions", json=body, headers=headers, peer="10.0.0.1"
         )
-        assert response.status_code == status
+        assert response.status_code == expected
         assert "root" not in response.text
 
 
@@ -78,6 +79,55 @@ def test_a_wrong_address_is_said(address):
     assert response.status_code == 400
     assert "x-quire-prefill" in error_of(response)["message"]
     assert not engine.calls
+
+
+THERE = ["tcp://10.0.0.5:7000", "tcp://10.0.0.6:7000", "tcp://[fd00::7]:7000"]
+
+
+def connected() -> EngineStatus:
+    """With one peer that is not there."""
+    links = {**dict.fromkeys(THERE, "connected"), "tcp://10.0.0.8:7000": "dialled"}
+    return status(handover=HandoverStatus(links=links, transports=dict.fromkeys(THERE, "tcp")))
+
+
+@pytest.mark.parametrize(
+    ("hint", "asked"),
+    [
+        ("10.0.0.6:7000", ("tcp://10.0.0.6:7000", "tcp://10.0.0.5:7000", "tcp://[fd00::7]:7000")),
+        ("[FD00::7]:7000", ("tcp://[fd00::7]:7000", "tcp://10.0.0.5:7000", "tcp://10.0.0.6:7000")),
+        ("10.0.0.6:7001", ()),
+        ("10.0.0.9:7000", ()),
+        ("10.0.0.8:7000", ()),
+        ("10.0.0.6", ()),
+        ("10.0.0.6:7000,10.0.0.9:7000", ()),
+        ("u@10.0.0.6:7000", ()),
+        ("tcp://10.0.0.6:7000", ()),
+        ("", ()),
+    ],
+)
+def test_anybody_may_say_who_of_the_known_prefill_servers_is_asked_first(hint, asked):
+    """As llm-d's sidecar does. One that is not known, or not there, is not asked: what nobody has
+    signed makes no server dial."""
+    engine = of_role("decode")
+    engine.status = connected()
+    assert Rig(engine).chat(headers={"x-prefiller-host-port": hint}).status_code == 200
+    assert engine.calls[0].prefill == asked
+
+
+def test_a_hint_changes_nothing_of_what_a_router_has_signed_nor_of_a_server_without_peers():
+    engine = of_role("decode")
+    hint = {"x-prefiller-host-port": "10.0.0.6:7000"}
+    assert Rig(engine).chat(headers=hint).status_code == 200
+    engine.status = connected()
+    assert Rig(engine).chat(headers=prefill() | hint).status_code == 200
+    assert [call.prefill for call in engine.calls] == [
+        (),
+        ("tcp://10.0.0.5:7000", "tcp://[::1]:7001"),
+    ]
+    unified = of_role("unified")
+    unified.status = connected()
+    assert Rig(unified).chat(headers=hint).status_code == 200
+    assert unified.calls[0].prefill == ()
 
 
 def test_others_do_not_take_it(rig, engine):

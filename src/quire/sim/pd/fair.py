@@ -1,7 +1,9 @@
 """What would be fair: how long each waits for a line that is never idle while anybody does.
 
 It may serve all in the order of their coming, or all at once in equal parts; a session's *fair
-wait* is the longer of what the two would cost it. Knows times only.
+wait* is the longer of what the two would cost it, and what it takes beside the line when nobody
+else is there: with a share of an empty line in its stead, a prompt of four pages would be treated
+unfairly by a cluster in which it is alone. Knows times only.
 """
 
 from __future__ import annotations
@@ -16,11 +18,15 @@ class SessionWait:
 
     seconds: float
     in_order_s: float
-    fair_s: float
+    line_s: float
+    """For the line, in order or in equal parts, whichever is longer."""
+    alone_s: float = 0.0
+    """What it takes beside that also in an empty cluster: to be asked for, computed, copied and
+    read, in turns of two engines."""
 
     @property
     def ratio(self) -> float:
-        return self.seconds / self.fair_s
+        return self.seconds / (self.line_s + self.alone_s)
 
 
 _Load = tuple[float, float]
