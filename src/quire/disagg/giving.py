@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.disagg.host_budget import Claim, HostBudget, Pages, claim_of
+from quire.disagg.host_budget import HostBudget, PageClaim, Pages, claim_of
 from quire.keys import PrefixKey
 from quire.manager import CacheManager, Export, Lease
 from quire.peer.messages import (
@@ -103,7 +103,7 @@ class Handout:
     """It has them, and is computed if it is to be; those that wait have nothing."""
     said_s: float = 0.0
     """When the receiver last heard of it."""
-    claim: Claim | None = None
+    claim: PageClaim | None = None
     """Of what it needs; made when it is the next to begin."""
     place: int = 0
     """Pages that had been queued before it, of all that ever were."""
@@ -300,7 +300,7 @@ class Giver:
         is_full = handout.ask.compute and self._computes.is_full()
         return not is_full and self._budget.has(self._claim(handout))
 
-    def _claim(self, handout: Handout) -> Claim:
+    def _claim(self, handout: Handout) -> PageClaim:
         """What it takes. Those that wait behind others have none: there may be thousands."""
         if handout.claim is None:
             key, first = self._key(handout), handout.first

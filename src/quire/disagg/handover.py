@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from quire.disagg.host_budget import Claim, Pages
+from quire.disagg.host_budget import PageClaim, Pages
 from quire.manager import Intake, Lease
 from quire.peer.messages import Complete, Found, Offer
 
@@ -127,7 +127,7 @@ class Handover:
     """The own store is asked, before a peer is read from."""
     is_counted: bool = False
     """What was promised, and what of it was there, is counted: once for a request."""
-    claim: Claim | None = None
+    claim: PageClaim | None = None
     """Of what it needs; made when it is the next to be let in."""
     least: int = field(init=False)
     """Pages that must be there before it runs; what lies behind them it computes itself."""

@@ -24,7 +24,7 @@ Pages = tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
-class Claim:
+class PageClaim:
     """What one hand-over takes."""
 
     need: Pages
@@ -32,9 +32,9 @@ class Claim:
     """Of the full pages among them."""
 
 
-def claim_of(need: Pages, key: PrefixKey, first: int, last: int) -> Claim:
+def claim_of(need: Pages, key: PrefixKey, first: int, last: int) -> PageClaim:
     """`key` spells full pages [first, last)."""
-    return Claim(need, set(split_keys(key.page_keys(first, last))))
+    return PageClaim(need, set(split_keys(key.page_keys(first, last))))
 
 
 class HostBudget:
@@ -44,7 +44,7 @@ class HostBudget:
         self.taken: Pages = (0,) * len(self._sizes)
         self._users: dict[bytes, int] = {}
         """By key of a full page: how many have taken it."""
-        self._looked_at: Claim | None = None
+        self._looked_at: PageClaim | None = None
         """Whose `more` is known, as long as nothing is taken or given back."""
         self._more: Pages = ()
 
@@ -71,11 +71,11 @@ class HostBudget:
         """Do they fit at all?"""
         return all(map(int.__le__, pages, self._sizes))
 
-    def has(self, claim: Claim) -> bool:
+    def has(self, claim: PageClaim) -> bool:
         """Does it fit beside what is taken? One alone always may."""
         return not any(self.taken) or self.fits(self._with(self.more(claim)))
 
-    def more(self, claim: Claim) -> Pages:
+    def more(self, claim: PageClaim) -> Pages:
         """What it takes that nobody has taken yet."""
         if self._looked_at is not claim:
             self._looked_at = claim
@@ -83,18 +83,18 @@ class HostBudget:
             self._more = (claim.need[0] - shared, *claim.need[1:])
         return self._more
 
-    def take(self, claim: Claim) -> None:
+    def take(self, claim: PageClaim) -> None:
         self.taken = self._with(self.more(claim))
         for key in claim.keys:
             self._users[key] = self._users.get(key, 0) + 1
         self._looked_at = None
 
-    def give_back(self, claim: Claim) -> None:
+    def give_back(self, claim: PageClaim) -> None:
         """All that it still has."""
         freed = claim.need[0] - len(claim.keys) + self._leave(claim.keys)
         self.taken = tuple(map(int.__sub__, self.taken, (freed, *claim.need[1:])))
 
-    def give_some_back(self, claim: Claim, keys: set[bytes]) -> None:
+    def give_some_back(self, claim: PageClaim, keys: set[bytes]) -> None:
         """It does not need these full pages any more."""
         keys = keys & claim.keys
         claim.keys -= keys

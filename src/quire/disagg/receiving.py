@@ -18,7 +18,7 @@ from quire.disagg.asking import Asking
 from quire.disagg.config import ReceiverConfig, ReceiverCounters
 from quire.disagg.contacts import Contacts, Links
 from quire.disagg.handover import AskedPrompt, DecodePrefixMatch, Half, Handover, Stage, Try
-from quire.disagg.host_budget import Claim, HostBudget, claim_of
+from quire.disagg.host_budget import HostBudget, PageClaim, claim_of
 from quire.manager import CacheManager, Lease, LoadState, PrefetchState
 from quire.peer.hub import Hello
 from quire.peer.messages import (
@@ -235,7 +235,7 @@ class Receiver:
         on_device = not taken or self._room is None or taken + budget.more(claim)[0] <= self._room()
         return on_device and budget.has(claim)
 
-    def _claim(self, handover: Handover) -> Claim:
+    def _claim(self, handover: Handover) -> PageClaim:
         """What it takes. Those that wait behind others have none: there may be thousands."""
         if handover.claim is None:
             key = handover.lease.key

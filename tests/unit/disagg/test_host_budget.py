@@ -7,7 +7,7 @@ import random
 import pytest
 
 from quire.disagg.handover import AskedPrompt, Stage
-from quire.disagg.host_budget import Claim, HostBudget
+from quire.disagg.host_budget import HostBudget, PageClaim
 from quire.disagg.receiving import Receiver
 from quire.keys import PrefixKey
 from quire.peer.messages import Done, Skip
@@ -99,7 +99,7 @@ def test_whoever_comes_and_goes_what_is_taken_is_what_they_have_together(
 ) -> None:
     rng = random.Random(seed)
     rig = Rig(mix=mix, store=False)
-    budget, there = HostBudget(rig.manager), list[Claim]()
+    budget, there = HostBudget(rig.manager), list[PageClaim]()
     pages = [bytes([page]) * 32 for page in range(40)]
     others = len(budget.taken) - 1
     for _ in range(200):
@@ -108,7 +108,7 @@ def test_whoever_comes_and_goes_what_is_taken_is_what_they_have_together(
             keys = set(rng.sample(pages, rng.randrange(20)))
             extra = rng.randrange(3)
             need = (len(keys) + extra, *(rng.randrange(4) for _ in range(others)))
-            claim = Claim(need, set(keys))
+            claim = PageClaim(need, set(keys))
             for _ in range(rng.randrange(3)):
                 budget.has(claim)  # it may be looked at long before it is let in
             budget.take(claim)
@@ -121,5 +121,5 @@ def test_whoever_comes_and_goes_what_is_taken_is_what_they_have_together(
         alone = sum(claim.need[0] - len(claim.keys) for claim in there)
         rest = (sum(claim.need[n] for claim in there) for n in range(1, others + 1))
         assert budget.taken == (len(union) + alone, *rest)
-        probe = Claim((6, *(0 for _ in range(others))), set(rng.sample(pages, 6)))
+        probe = PageClaim((6, *(0 for _ in range(others))), set(rng.sample(pages, 6)))
         assert budget.more(probe)[0] == len(probe.keys - union)
