@@ -47,20 +47,6 @@ TYPES = {
     "Json": "an object of JSON",
 }
 
-# Types that still share their names with others, each with where it is; nothing is to be added.
-UNTIL_RENAMED = {
-    "Answer": ["store/redis/wire.py"],
-    "Buffer": ["store/redis/wire.py"],
-    "Clock": ["manager/core.py", "peer/hub.py"],  # the same as in types.py
-    "Failure": ["store/redis/nodes.py"],
-    "OnReady": ["router/run.py"],
-    "Outcome": ["manager/writes/stretches.py"],
-    "Pages": ["disagg/host_budget.py"],
-    "Place": ["store/whereabouts.py"],
-    "Span": ["peer/nixl.py"],
-    "Times": ["store/file/writing.py"],
-}
-
 _CAMEL_CASE = re.compile(r"[A-Z][a-zA-Z0-9]*[a-z][a-zA-Z0-9]*")
 
 
@@ -79,7 +65,7 @@ def types() -> dict[str, list[str]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         place = str(path.relative_to(PACKAGE))
         for name in types_of(path.read_text()):
-            if name not in TYPES and place not in UNTIL_RENAMED.get(name, ()):
+            if name not in TYPES:
                 found[name].append(place)
     return found
 

@@ -29,10 +29,3 @@ def test_rooms_commands_and_what_a_package_is_about_may_share_a_name():
 def test_names_that_stand_for_a_type_are_seen_and_type_variables_are_not():
     source = "Answer = dict[str, int]\nLIMIT = 3\n_Own = int\nT = TypeVar('T')\nclass Plan: ...\n"
     assert names.types_of(source) == ["Answer", "Plan"]
-
-
-def test_what_is_still_to_be_renamed_is_there():
-    """The list shrinks: who renames one takes it out."""
-    for name, places in names.UNTIL_RENAMED.items():
-        for place in places:
-            assert name in names.types_of((names.PACKAGE / place).read_text()), (name, place)

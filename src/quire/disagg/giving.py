@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.disagg.host_budget import HostBudget, PageClaim, Pages, claim_of
+from quire.disagg.host_budget import HostBudget, PageClaim, PageCounts, claim_of
 from quire.keys import PrefixKey
 from quire.manager import CacheManager, Export, Lease
 from quire.peer.messages import (
@@ -88,7 +88,7 @@ class Handout:
     lease: Lease | None
     """Of its own, if nothing is computed for it."""
     found: Found
-    need: Pages
+    need: PageCounts
     """On the host."""
     first: int
     """Of the pages that it needs there."""

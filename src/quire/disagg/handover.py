@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from quire.disagg.host_budget import PageClaim, Pages
+from quire.disagg.host_budget import PageClaim, PageCounts
 from quire.manager import Intake, Lease
 from quire.peer.messages import Complete, Found, Offer
 
@@ -115,7 +115,7 @@ class Handover:
     prompt: AskedPrompt
     wanted: int
     """Pages of the prefix."""
-    need: Pages
+    need: PageCounts
     """On the host."""
     sources: list[str]
     """Peers to ask, in this order."""

@@ -19,7 +19,7 @@ from quire.keys import PrefixKey
 from quire.manager import CacheManager
 from quire.types import Tier, split_keys
 
-Pages = tuple[int, ...]
+PageCounts = tuple[int, ...]
 """By component."""
 
 
@@ -27,12 +27,12 @@ Pages = tuple[int, ...]
 class PageClaim:
     """What one hand-over takes."""
 
-    need: Pages
+    need: PageCounts
     keys: set[bytes] = field(default_factory=set)
     """Of the full pages among them."""
 
 
-def claim_of(need: Pages, key: PrefixKey, first: int, last: int) -> PageClaim:
+def claim_of(need: PageCounts, key: PrefixKey, first: int, last: int) -> PageClaim:
     """`key` spells full pages [first, last)."""
     return PageClaim(need, set(split_keys(key.page_keys(first, last))))
 
@@ -41,19 +41,19 @@ class HostBudget:
     def __init__(self, manager: CacheManager) -> None:
         self._components = manager.components
         self._sizes = [pool.num_pages for pool in manager.pools() if pool.tier is Tier.HOST]
-        self.taken: Pages = (0,) * len(self._sizes)
+        self.taken: PageCounts = (0,) * len(self._sizes)
         self._users: dict[bytes, int] = {}
         """By key of a full page: how many have taken it."""
         self._looked_at: PageClaim | None = None
         """Whose `more` is known, as long as nothing is taken or given back."""
-        self._more: Pages = ()
+        self._more: PageCounts = ()
 
-    def need(self, first: int, last: int) -> Pages:
+    def need(self, first: int, last: int) -> PageCounts:
         """Of what is to go on after page `last`, and is there before page `first`."""
         spans = [component.span(first, last) for component in self._components]
         return tuple(end - start for start, end in spans)
 
-    def most(self, last: int) -> Pages:
+    def most(self, last: int) -> PageCounts:
         """The most of what is to come up to page `last` and of what was found before it, wherever
         that ends: both are held until all is there.
 
@@ -67,7 +67,7 @@ class HostBudget:
             total.append(end + stop - start + spare)
         return tuple(total)
 
-    def fits(self, pages: Pages) -> bool:
+    def fits(self, pages: PageCounts) -> bool:
         """Do they fit at all?"""
         return all(map(int.__le__, pages, self._sizes))
 
@@ -75,7 +75,7 @@ class HostBudget:
         """Does it fit beside what is taken? One alone always may."""
         return not any(self.taken) or self.fits(self._with(self.more(claim)))
 
-    def more(self, claim: PageClaim) -> Pages:
+    def more(self, claim: PageClaim) -> PageCounts:
         """What it takes that nobody has taken yet."""
         if self._looked_at is not claim:
             self._looked_at = claim
@@ -101,7 +101,7 @@ class HostBudget:
         claim.need = (claim.need[0] - len(keys), *claim.need[1:])
         self.taken = (self.taken[0] - self._leave(keys), *self.taken[1:])
 
-    def _with(self, pages: Pages) -> Pages:
+    def _with(self, pages: PageCounts) -> PageCounts:
         return tuple(map(sum, zip(self.taken, pages, strict=True)))
 
     def _leave(self, keys: set[bytes]) -> int:

@@ -8,7 +8,7 @@ through here or through the tree.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -41,6 +41,7 @@ from quire.types import (
     HOST,
     PAGE_KEY_BYTES,
     READY,
+    Clock,
     Owner,
     PageIds,
     PageStatus,
@@ -48,7 +49,6 @@ from quire.types import (
     num_pages,
 )
 
-Clock = Callable[[], float]
 WHOLE_SHARE = 16
 """What is on the host too leaves the device whole if it is no more than this share of it."""
 EVICTED_SHARE = 512

@@ -23,7 +23,7 @@ from quire.errors import ConfigError, LeaseError
 from quire.eviction import GO_FIRST, Retention
 from quire.keys import Namespace, PrefixKey
 from quire.manager.audits import Audits
-from quire.manager.core import Clock, Core
+from quire.manager.core import Core
 from quire.manager.costs import CostModel
 from quire.manager.exports import Exports
 from quire.manager.fetches import Fetches, Prefetch
@@ -50,6 +50,7 @@ from quire.types import (
     NO_PAGES,
     NO_SLOT,
     PAGE_ID_BYTES,
+    Clock,
     PageIds,
     RequestId,
     Tier,

@@ -49,6 +49,7 @@ from quire.peer.tcp import bound_address, listening_socket
 from quire.peer.tls import check_certificate, tls_context
 from quire.peer.unix import can_reach, near_address
 from quire.peer.wire import framed
+from quire.types import Clock
 
 __all__ = [
     "Connected",
@@ -60,7 +61,6 @@ __all__ = [
     "Received",
 ]
 
-Clock = Callable[[], float]
 
 _ITSELF = "that is this engine itself: leave it out of its own peers"
 _ACCEPT_PAUSE_S = 0.05

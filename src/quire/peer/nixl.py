@@ -30,7 +30,7 @@ _BUFFER_BYTES = 16 << 20
 """At least."""
 _RUNNING, _DONE = "PROC", "DONE"
 
-Span = tuple[int, int]
+ByteSpan = tuple[int, int]
 """Address and length."""
 Buffer = npt.NDArray[np.uint8]
 
@@ -134,9 +134,9 @@ class NixlAgent:
     def read(
         self,
         name: str,
-        theirs: Sequence[Span],
+        theirs: Sequence[ByteSpan],
         buffer: Buffer,
-        ours: Sequence[Span],
+        ours: Sequence[ByteSpan],
         check: Callable[[], object],
     ) -> None:
         """Each span of theirs into one of ours, which lie in the buffer. Raises PeerError, and what

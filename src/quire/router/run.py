@@ -38,7 +38,7 @@ from quire.web.listening import (
     url_of,
 )
 
-OnReady = Callable[[str, Fleet], None]
+OnFleetReady = Callable[[str, Fleet], None]
 
 _OTHER_FILES = 256
 """Beside those of streams: whole answers, checks of servers, the program itself."""
@@ -46,7 +46,7 @@ _ANSWER_S = 2.0
 """For errors to reach clients, once nothing more is awaited."""
 
 
-async def route(config: RouterConfig, listen: WebConfig, on_ready: OnReady) -> None:
+async def route(config: RouterConfig, listen: WebConfig, on_ready: OnFleetReady) -> None:
     """Raises ConfigError when it cannot start."""
     with contextlib.closing(bind(listen)) as listener, stop_signals() as stop:
         await run(config, listen, listener, stop, on_ready)
@@ -57,7 +57,7 @@ async def run(
     listen: WebConfig,
     listener: socket.socket,
     stop: Stop,
-    on_ready: OnReady,
+    on_ready: OnFleetReady,
     *,
     look: Lookup = lookup,
 ) -> None:
@@ -80,7 +80,7 @@ async def run(
 
 
 async def _run(
-    proxy: Proxy, listen: WebConfig, listener: socket.socket, stop: Stop, on_ready: OnReady
+    proxy: Proxy, listen: WebConfig, listener: socket.socket, stop: Stop, on_ready: OnFleetReady
 ) -> None:
     listener.listen(1024)
     server = Server(GuardedConfig(app_of(proxy, listen), listen))

@@ -19,7 +19,7 @@ _LATELY = 32
 """Calls, of all stores."""
 _MAX_PACE = 64.0
 
-Place = tuple[bytes, str, int, int, PageKey]
+Whereabout = tuple[bytes, str, int, int, PageKey]
 """Whose, component, shard of how many, and key."""
 
 
@@ -29,7 +29,7 @@ class Whereabouts:
 
     def __init__(self, num_stores: int) -> None:
         self._lock = threading.Lock()
-        self._said: dict[Place, dict[int, bool]] = {}
+        self._said: dict[Whereabout, dict[int, bool]] = {}
         self._samples: list[deque[float]] = [deque(maxlen=_SAMPLES) for _ in range(num_stores)]
         self._lately: deque[tuple[int, float]] = deque(maxlen=_LATELY)
         """Pages, and seconds, of calls of all of them."""
@@ -90,5 +90,5 @@ class Whereabouts:
             return has + [store for store in order if store not in said]
 
 
-def _place(part: Part, key: PageKey) -> Place:
+def _place(part: Part, key: PageKey) -> Whereabout:
     return part.fingerprint, part.component, part.shard, part.num_shards, key

@@ -16,7 +16,7 @@ from quire.components import Component, Guard
 from quire.config import WritePolicy
 from quire.manager.core import Core
 from quire.manager.operations import BACKUP, COPY_TIMEOUT_S, ENDED, Operation
-from quire.manager.writes.stretches import Outcome, PathStretch, outcomes_of, size_of
+from quire.manager.writes.stretches import PathStretch, StretchOutcome, outcomes_of, size_of
 from quire.messages import Backup
 from quire.tree import Node, held_pages, rest, slot_of
 from quire.types import DEVICE, FILLING, HOST, READY, PageIds, num_pages
@@ -233,7 +233,7 @@ class Backups:
             return
         core, slot = self._core, self._host
         outcomes = outcomes_of(core, self._component, op, stretches)
-        failed: list[Outcome] = []
+        failed: list[StretchOutcome] = []
         for outcome in outcomes:
             stretch, node, size, statuses = outcome
             if statuses and any(statuses):

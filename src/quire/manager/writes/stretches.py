@@ -38,17 +38,17 @@ class PathStretch(msgspec.Struct, eq=False):
         return nodes
 
 
-Outcome = tuple[PathStretch, Node, int, bytes]
+StretchOutcome = tuple[PathStretch, Node, int, bytes]
 """A node of an operation, its pages, and what became of them; no statuses: all is well. A plain
 tuple because every request makes some."""
 
 
 def outcomes_of(
     core: Core, component: Component, op: Operation, stretches: list[PathStretch]
-) -> list[Outcome]:
+) -> list[StretchOutcome]:
     """Every node of an operation that has ended, as it is cut now."""
     statuses, at = b"" if op.all_ok() else op.page_statuses(), 0
-    outcomes: list[Outcome] = []
+    outcomes: list[StretchOutcome] = []
     is_point = component.is_point
     for stretch in stretches:
         for node in stretch.nodes(component):

@@ -25,7 +25,7 @@ from quire.types import Owner, PageStatus
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
-Times = dict[ObjectName, int | None]
+WriteTimes = dict[ObjectName, int | None]
 """Of the objects of one call: when each was used, once it is published."""
 
 
@@ -69,7 +69,7 @@ class FileWriter:
         """A parent comes before its child."""
         if self._clock() >= deadline:
             return [PageStatus.TIMEOUT] * len(pages)
-        times: Times = {page.name: None for page in pages}
+        times: WriteTimes = {page.name: None for page in pages}
         begun = self._begin(pages, times)
         drafts = [item for item in begun if isinstance(item, _Draft)]
         buffers = [(draft.page.blob.header, draft.page.blob.payload) for draft in drafts]
@@ -83,7 +83,7 @@ class FileWriter:
         rest = iter(finished)
         return [item if isinstance(item, PageStatus) else next(rest) for item in begun]
 
-    def _begin(self, pages: Sequence[NewObject], times: Times) -> list[_Draft | PageStatus]:
+    def _begin(self, pages: Sequence[NewObject], times: WriteTimes) -> list[_Draft | PageStatus]:
         """Reserve space and open the temporary files.
 
         At the budget these are the files of the coldest objects: that spares the file system
@@ -114,7 +114,7 @@ class FileWriter:
             begun[i] = self._open(pages[i], path, path in recycled)
         return begun
 
-    def _refused(self, pages: Mapping[int, NewObject], times: Times) -> list[int]:
+    def _refused(self, pages: Mapping[int, NewObject], times: WriteTimes) -> list[int]:
         """Which of these are more than their owners may have. Raises OSError."""
         refused: list[int] = []
         for owner in {page.owner for page in pages.values()} - {None}:
@@ -153,7 +153,7 @@ class FileWriter:
         except OSError as error:
             return self._refusal(error)
 
-    def _time_for(self, page: NewObject, times: Times) -> int | None:
+    def _time_for(self, page: NewObject, times: WriteTimes) -> int | None:
         """A little before what it needs. None: that is not there, or about to go."""
         if page.parent is None:
             return page.used_ns
@@ -176,7 +176,7 @@ class FileWriter:
             os.ftruncate(fd, size_bytes)
         return fd
 
-    def _finish(self, draft: _Draft, num_bytes: int, times: Times) -> PageStatus:
+    def _finish(self, draft: _Draft, num_bytes: int, times: WriteTimes) -> PageStatus:
         """Publish what was written, or leave no trace of it."""
         path = self._layout.object_path(draft.page.name.text)
         time_ns = self._time_for(draft.page, times)

@@ -15,10 +15,10 @@ from itertools import chain
 
 from quire.errors import StoreError
 from quire.store.redis.wire import (
-    Answer,
-    Buffer,
     ProtocolError,
+    RedisAnswer,
     ServerError,
+    WireBuffer,
     command,
     read_answer,
     read_into,
@@ -48,7 +48,7 @@ class Login:
     database: int = 0
     tls: ssl.SSLContext | None = None
 
-    def commands(self) -> dict[str, list[Buffer]]:
+    def commands(self) -> dict[str, list[WireBuffer]]:
         """By what each is for, see turned_away()."""
         said = {}
         if self.user or self.password:
@@ -91,11 +91,11 @@ class RedisConnection:
             self.close()
             raise
 
-    def send(self, buffers: Iterable[Buffer], deadline: float) -> None:
+    def send(self, buffers: Iterable[WireBuffer], deadline: float) -> None:
         """All of it, and what is large when it has come to it; answers that follow have the same
         deadline. Raises OSError."""
         self._deadline = deadline
-        small: list[Buffer] = []
+        small: list[WireBuffer] = []
         size = 0
         for buffer in buffers:
             small.append(buffer)
@@ -106,7 +106,7 @@ class RedisConnection:
         if small:  # hundreds of small commands: one is cheaper
             self._send_now([b"".join(small)], size)
 
-    def _send_now(self, buffers: Sequence[Buffer], size: int) -> None:
+    def _send_now(self, buffers: Sequence[WireBuffer], size: int) -> None:
         while True:
             self._wait()
             if self._can_gather:
@@ -118,7 +118,7 @@ class RedisConnection:
                 return
             buffers = _behind(buffers, sent)
 
-    def answer(self) -> Answer:
+    def answer(self) -> RedisAnswer:
         """Raises OSError, ProtocolError."""
         return read_answer(self)
 
@@ -177,7 +177,7 @@ class RedisConnection:
         self._socket.settimeout(_left_s(self._deadline))
 
 
-def _behind(buffers: Sequence[Buffer], sent: int) -> list[Buffer]:
+def _behind(buffers: Sequence[WireBuffer], sent: int) -> list[WireBuffer]:
     """What is left of them when so many bytes are sent."""
     for done, buffer in enumerate(buffers):
         if sent < len(buffer):

@@ -28,13 +28,13 @@ from typing import Any, NamedTuple
 
 from quire.errors import StoreError
 from quire.store.redis.connection import Address, Login, RedisConnection, is_full, turned_away
-from quire.store.redis.wire import Answer, Buffer, ProtocolError, ServerError, command
+from quire.store.redis.wire import ProtocolError, RedisAnswer, ServerError, WireBuffer, command
 
 _NUM_SLOTS = 16384
 _MAX_IDLE = 32
 _TRIES = 3
 
-Failure = OSError | ProtocolError | ServerError | StoreError
+RedisFailure = OSError | ProtocolError | ServerError | StoreError
 
 
 class RedisExchange(NamedTuple):
@@ -42,7 +42,7 @@ class RedisExchange(NamedTuple):
 
     key: bytes
     """With its part in braces: that decides who has it."""
-    said: Iterable[Buffer]
+    said: Iterable[WireBuffer]
     """Gone through when it is sent, and again if it must be sent again."""
     hear: Callable[[RedisConnection], Any] = RedisConnection.answer
 
@@ -83,7 +83,7 @@ class Nodes:
         return [self._first] if slots is None else list(dict.fromkeys(slots))
 
     def ask(self, exchanges: Sequence[RedisExchange], deadline: float) -> list[Any]:
-        """Each one's answer, or Failure."""
+        """Each one's answer, or RedisFailure."""
         answers: list[Any] = [None] * len(exchanges)
         elsewhere: dict[int, _Elsewhere] = {}
         left: Iterable[int] = range(len(exchanges))
@@ -103,8 +103,8 @@ class Nodes:
                 break
         return answers
 
-    def ask_node(self, address: Address, words: Sequence[bytes], deadline: float) -> Answer:
-        """Raises Failure."""
+    def ask_node(self, address: Address, words: Sequence[bytes], deadline: float) -> RedisAnswer:
+        """Raises RedisFailure."""
         connection = self._take(address, deadline)
         try:
             connection.send(command(*words), deadline)
@@ -142,7 +142,7 @@ class Nodes:
         asking = {index for index, there in elsewhere.items() if there.is_on_its_way}
         elsewhere.clear()
 
-        def said(indices: list[int]) -> Iterator[Buffer]:
+        def said(indices: list[int]) -> Iterator[WireBuffer]:
             for index in indices:
                 if index in asking:
                     yield from command(b"ASKING")
@@ -298,7 +298,7 @@ class Nodes:
             return
 
 
-def _slots(answer: Answer, told_by: Address) -> list[Address] | None:
+def _slots(answer: RedisAnswer, told_by: Address) -> list[Address] | None:
     """None: nothing is assigned. Raises ProtocolError."""
     slots: list[Address | None] = [None] * _NUM_SLOTS
     try:
@@ -340,6 +340,6 @@ def _elsewhere(answer: Any, told_by: Address) -> _Elsewhere | None:
     return _Elsewhere(Address(host or told_by.host, int(port)), answer.code == "ASK")
 
 
-def _fail(answers: list[Any], indices: Iterable[int], error: Failure) -> None:
+def _fail(answers: list[Any], indices: Iterable[int], error: RedisFailure) -> None:
     for index in indices:
         answers[index] = error

@@ -27,7 +27,7 @@ from quire.store.lately import just_made
 from quire.store.paths import Sent, put_paths
 from quire.store.redis.connection import Address, Login, RedisConnection, turned_away
 from quire.store.redis.nodes import Nodes, RedisExchange
-from quire.store.redis.wire import Buffer, ProtocolError, ServerError, command, set_command
+from quire.store.redis.wire import ProtocolError, ServerError, WireBuffer, command, set_command
 from quire.store.url import Options, StoreURL, whole_number
 from quire.types import PAGE_KEY_BYTES, PageKey, PageStatus
 
@@ -227,7 +227,7 @@ class _Setting:
     def __init__(self, key: bytes, new: NewObject) -> None:
         self._key, self._new = key, new
 
-    def __iter__(self) -> Iterator[Buffer]:
+    def __iter__(self) -> Iterator[WireBuffer]:
         return iter(set_command(self._key, self._new.blob, unless_there=True))
 
 

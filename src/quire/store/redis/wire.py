@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-Buffer = bytes | memoryview
-Answer = Any
+WireBuffer = bytes | memoryview
+RedisAnswer = Any
 """int, bytes, None, ServerError, or a list of these."""
 
 _LINE_BYTES = 64 << 10
@@ -41,14 +41,14 @@ class ReplySource(Protocol):
     def skip(self, num_bytes: int) -> None: ...
 
 
-def command(*words: bytes) -> list[Buffer]:
+def command(*words: bytes) -> list[WireBuffer]:
     """One command, of small words."""
     return [b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(w), w) for w in words])]
 
 
 def set_command(
     key: bytes, parts: Sequence[memoryview], *, unless_there: bool = False
-) -> list[Buffer]:
+) -> list[WireBuffer]:
     """SET of a value that lies in several places. `unless_there`: where there is one already it
     stays, and the answer is None."""
     size = sum(map(len, parts))
@@ -57,7 +57,7 @@ def set_command(
     return [head, *parts, end]
 
 
-def read_answer(source: ReplySource, depth: int = 0) -> Answer:
+def read_answer(source: ReplySource, depth: int = 0) -> RedisAnswer:
     """Raises ProtocolError. What the server refuses is returned, so that the answers behind it can
     be read."""
     line = source.line(_LINE_BYTES)
