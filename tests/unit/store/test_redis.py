@@ -774,9 +774,11 @@ def test_pages_are_found_again_when_a_replica_takes_over(own_cluster, client, pa
     replication = (b"INFO", b"replication")
     wait_for(lambda: told(follower, "master_link_status", replication) == "up")
     wait_for(lambda: follower.say(b"DBSIZE") == second.say(b"DBSIZE"))
+    seen = (b"CLUSTER", b"SLOTS")
+    # Who takes over must be known to others by then: only its predecessor could tell them.
+    wait_for(lambda: follower.port in [each[1] for slots in first.say(*seen) for each in slots[3:]])  # type: ignore[attr-defined]
     (second.stop if how == "dead" else second.pause)()
     assert follower.say(b"CLUSTER", b"FAILOVER", b"TAKEOVER") == b"OK"
-    seen = (b"CLUSTER", b"SLOTS")
     wait_for(lambda: follower.port in [slots[2][1] for slots in first.say(*seen)])  # type: ignore[attr-defined]
     wait_for(lambda: pages.get(cache, *numbers, deadline=time.monotonic() + 1) == [OK] * 16)
     assert pages.usable(cache, *numbers) == 16
