@@ -344,8 +344,7 @@ class CacheManager:
         if last <= first:
             return 0
         mine = PageIds(private[: (last - first) * PAGE_ID_BYTES])
-        grows = lease.wish is None or lease.wish.num_stored is None
-        if grows and core.tree.grow(tail, key, last, mine):
+        if lease.wish is None and core.tree.grow(tail, key, last, mine):
             self._shared(lease, mine, last - first)
             self._committed(lease, tail, first)
             return last - first

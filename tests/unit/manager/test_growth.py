@@ -12,7 +12,7 @@ from quire.errors import LeaseError
 from quire.manager import Lease, Wish
 from quire.tree import Node
 from quire.types import Tier
-from support import MIXES, PAGE, Rig, tokens_for
+from support import PAGE, Rig, tokens_for
 
 
 def nodes(rig: Rig) -> list[tuple[int, int]]:
@@ -62,13 +62,12 @@ def test_pieces_leave_the_tree_that_a_whole_leaves_c39(
 
 @pytest.mark.parametrize("policy", list(WritePolicy))
 @pytest.mark.parametrize("wish", [None, Wish(retain_s=60.0, level=1)])
-@pytest.mark.parametrize("mix", [mix for mix in MIXES if "recurrent" not in mix])
-def test_so_do_windows_and_what_is_to_be_kept_c39(
-    mix: str, wish: Wish | None, policy: WritePolicy
+def test_so_do_windows_also_of_what_is_to_be_kept_c39(
+    wish: Wish | None, policy: WritePolicy
 ) -> None:
     """A page had its window when its copy came to rest, and nobody looked at it when that went: a
     talk left a node for each page."""
-    rig = Rig(mix=mix, device=240, host=240, write=WriteConfig(policy=policy))
+    rig = Rig(mix="full+window", device=240, host=240, write=WriteConfig(policy=policy))
     key = rig.doc(100, seed=1)
     lease = rig.acquire(key, wish=wish)
     for end in range(1, 101):
